@@ -20,7 +20,7 @@ use std::{
 
 use backend::{config::Config, drive};
 use proto::{
-    BackendId, Claim, Epoch, Era, FrontendId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, Claim, Epoch, Era, FrontendId, LinkPass, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, LinkWelcome},
     backend_to_scheduler::{BackendToControl, BackendToModelThread, BackendToScheduler, PlanOutcome},
     clock::ClockReply,
@@ -193,7 +193,7 @@ impl Members {
                 self.scheduler.accept(self.clock.now(), connection, encode(wincode::serialize(&welcome)));
                 self.backend = Some(connection);
                 let link_address = self.frontend.listen_address().expect("it listens").to_string();
-                self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+                self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address, pass: LinkPass(0) });
             }
             Event::Message { frame, .. } => {
                 for report in read_frame::<BackendToScheduler>(&frame) {

@@ -44,7 +44,7 @@ use wincode::SchemaWrite;
 use crate::{
     core::session::excerpt,
     executor::{Executor, Loaded},
-    links::{Broken, LinkAction, Links},
+    links::{Broken, LinkAction, Links, Target},
     memory::LoadOrder,
     staging::{ModelShape, Place, Staging},
     worker::{self, Action, Worker},
@@ -559,8 +559,8 @@ impl Core {
                 session.clock.handle_reply(now, reply);
                 self.on_clock(now, index);
             }
-            SchedulerToBackend::FrontendJoined { frontend, link_address } => match link_address.parse() {
-                Ok(address) => self.on_frontend(now, index, frontend, address),
+            SchedulerToBackend::FrontendJoined { frontend, link_address, pass } => match link_address.parse() {
+                Ok(address) => self.on_frontend(now, index, frontend, Target { address, pass }),
                 Err(_) => {
                     let frontend = frontend.0;
                     let link_address = excerpt(&link_address);
@@ -782,10 +782,10 @@ impl Core {
 
     fn perform_link(&mut self, action: LinkAction) {
         match action {
-            LinkAction::Open { frontend, address, link } => {
+            LinkAction::Open { frontend, target: Target { address, pass }, link } => {
                 // There are no links before there has been a primary.
                 let (Some(backend), Some(obeyed)) = (self.backend(), self.obedience.claim()) else { return };
-                let hello = encode(&LinkHello { backend, frontend, link, epoch: obeyed.epoch });
+                let hello = encode(&LinkHello { backend, frontend, link, epoch: obeyed.epoch, pass });
                 self.outputs.push_back(Output::Connect { peer: Peer::Frontend(frontend), to: address, hello });
             }
             LinkAction::Close { connection } => self.outputs.push_back(Output::Disconnect { connection }),

@@ -13,7 +13,8 @@ use std::{
 };
 
 use proto::{
-    FrontendId, LinkId, Span, Timestamp, backend_to_frontend::LinkWelcome, backoff::Backoff, slot::GUARD_BYTES,
+    FrontendId, LinkId, LinkPass, Span, Timestamp, backend_to_frontend::LinkWelcome, backoff::Backoff,
+    slot::GUARD_BYTES,
 };
 use thiserror::Error;
 use transport::ConnectionId;
@@ -24,6 +25,15 @@ const BACKOFF_MIN: Span = Span::from_millis(20);
 const BACKOFF_MAX: Span = Span::from_millis(2_000);
 /// Frontends that a scheduler may name at once.
 pub const FRONTENDS_MAX: usize = 4_096;
+
+/// How a frontend is reached, as a scheduler tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// Its bootstrap listener.
+    pub address: SocketAddr,
+    /// What it is to be shown.
+    pub pass: LinkPass,
+}
 
 /// The scheduler names more frontends than it can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -37,8 +47,8 @@ pub enum LinkAction {
     Open {
         /// To this frontend.
         frontend: FrontendId,
-        /// Its bootstrap listener.
-        address: SocketAddr,
+        /// How.
+        target: Target,
         /// The link that the connection is to be.
         link: LinkId,
     },
@@ -72,7 +82,7 @@ pub struct Links {
 #[derive(Debug)]
 struct Link {
     id: LinkId,
-    address: SocketAddr,
+    target: Target,
     state: State,
     backoff: Backoff,
 }
@@ -98,7 +108,7 @@ impl Links {
         &mut self,
         now: Timestamp,
         frontend: FrontendId,
-        address: SocketAddr,
+        target: Target,
     ) -> Result<(), TooManyFrontends> {
         self.handle_left(frontend);
         if self.frontends.len() >= FRONTENDS_MAX {
@@ -107,7 +117,7 @@ impl Links {
         let state = if self.clock_is_known { State::AwaitingRetry { at: now } } else { State::AwaitingClock };
         self.frontends.insert(
             frontend,
-            Link { id: LinkId::NONE, address, state, backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX) },
+            Link { id: LinkId::NONE, target, state, backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX) },
         );
         self.handle_timeout(now);
         Ok(())
@@ -176,7 +186,7 @@ impl Links {
                 self.last = (self.last + 1).min(LinkId::ALL.0 - 1);
                 link.id = LinkId(self.last);
                 link.state = State::Opening { connection: None };
-                self.actions.push_back(LinkAction::Open { frontend, address: link.address, link: link.id });
+                self.actions.push_back(LinkAction::Open { frontend, target: link.target, link: link.id });
             }
         }
     }
@@ -201,10 +211,10 @@ impl Links {
         self.frontends.keys().copied()
     }
 
-    /// Where a frontend is, if we are to be linked to it.
+    /// How a frontend is reached, if we are to be linked to it.
     #[must_use]
-    pub fn address(&self, frontend: FrontendId) -> Option<SocketAddr> {
-        Some(self.frontends.get(&frontend)?.address)
+    pub fn target(&self, frontend: FrontendId) -> Option<Target> {
+        Some(self.frontends.get(&frontend)?.target)
     }
 
     /// The links that are up, and whose they are.
@@ -244,8 +254,8 @@ mod tests {
 
     const FRONTEND: FrontendId = FrontendId(4);
 
-    fn address() -> SocketAddr {
-        "127.0.0.1:7000".parse().unwrap()
+    fn target() -> Target {
+        Target { address: "127.0.0.1:7000".parse().unwrap(), pass: LinkPass(9) }
     }
 
     fn welcome() -> LinkWelcome {
@@ -259,10 +269,10 @@ mod tests {
     /// Links with one frontend, that joined at 10 and is being opened as connection 0.
     fn opening() -> Links {
         let mut links = Links::default();
-        links.handle_joined(Timestamp(10), FRONTEND, address()).unwrap();
+        links.handle_joined(Timestamp(10), FRONTEND, target()).unwrap();
         assert_eq!(actions(&mut links), []);
         links.handle_clock(Timestamp(12));
-        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, address: address(), link: LinkId(1) }]);
+        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, target: target(), link: LinkId(1) }]);
         links.handle_opened(FRONTEND, ConnectionId(0));
         links
     }
@@ -275,25 +285,25 @@ mod tests {
         assert_eq!(links.remote(FRONTEND, 0, 1), None);
         assert_eq!((actions(&mut links), links.poll_timeout()), (vec![], Timestamp(50) + BACKOFF_MIN));
         links.handle_timeout(links.poll_timeout());
-        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, address: address(), link: LinkId(2) }]);
+        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, target: target(), link: LinkId(2) }]);
     }
 
     #[test]
     fn a_frontend_that_joins_once_the_clock_is_known_is_linked_at_once() {
         let mut links = opening();
         let other = FrontendId(5);
-        links.handle_joined(Timestamp(20), other, address()).unwrap();
-        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: other, address: address(), link: LinkId(2) }]);
+        links.handle_joined(Timestamp(20), other, target()).unwrap();
+        assert_eq!(actions(&mut links), [LinkAction::Open { frontend: other, target: target(), link: LinkId(2) }]);
     }
 
     #[test]
     fn a_scheduler_cannot_name_frontends_without_end() {
         let mut links = Links::default();
         for id in 0..FRONTENDS_MAX as u32 {
-            links.handle_joined(Timestamp(0), FrontendId(id), address()).unwrap();
+            links.handle_joined(Timestamp(0), FrontendId(id), target()).unwrap();
         }
-        assert!(links.handle_joined(Timestamp(0), FrontendId(7), address()).is_ok(), "it was one of them");
-        assert_eq!(links.handle_joined(Timestamp(0), FrontendId(u32::MAX), address()), Err(TooManyFrontends));
+        assert!(links.handle_joined(Timestamp(0), FrontendId(7), target()).is_ok(), "it was one of them");
+        assert_eq!(links.handle_joined(Timestamp(0), FrontendId(u32::MAX), target()), Err(TooManyFrontends));
     }
 
     #[test]

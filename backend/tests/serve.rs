@@ -19,7 +19,8 @@ use backend::{
     error::BackendError,
 };
 use proto::{
-    BackendId, Claim, Epoch, Era, FrontendId, LinkId, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId, Timestamp,
+    BackendId, Claim, Epoch, Era, FrontendId, LinkId, LinkPass, LoadId, ModelId, PlanId, SlotDescriptor, Span, TaskId,
+    Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     backend_to_scheduler::{
         BackendHello, BackendToControl, BackendToModelThread, BackendToScheduler, LoadOutcome, PlanOutcome, Undelivered,
@@ -41,6 +42,8 @@ mod gpus;
 
 const SECRET: &str = "the cluster's secret";
 const FRONTEND: FrontendId = FrontendId(2);
+/// What the frontend is to be shown.
+const PASS: LinkPass = LinkPass(0x77);
 /// Our scheduler is the primary.
 const CLAIM: Claim = Claim { era: Era(1), epoch: Epoch { number: 1, scheduler: 0 } };
 const IMAGE_BYTES: usize = 64 * 4;
@@ -213,7 +216,7 @@ impl Cluster {
                 self.scheduler.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
                 self.to_backend = Some(connection);
                 let link_address = self.frontend.listen_address().unwrap().to_string();
-                self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+                self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address, pass: PASS });
             }
             Event::Message { frame, .. } => {
                 for message in read_frame::<BackendToScheduler>(&frame) {
@@ -244,7 +247,7 @@ impl Cluster {
         let former = std::mem::replace(&mut self.scheduler, standby.scheduler);
         let to_former = std::mem::replace(&mut self.to_backend, standby.to_backend).unwrap();
         let link_address = self.frontend.listen_address().unwrap().to_string();
-        self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+        self.tell(&SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address, pass: PASS });
         self.tell(&SchedulerToBackend::Takeover { epoch });
         (former, to_former)
     }
@@ -265,7 +268,7 @@ impl Cluster {
             Event::Incoming { connection, hello, .. } => {
                 let hello: LinkHello = wincode::deserialize(&hello).unwrap();
                 assert_eq!((hello.backend, hello.frontend), (BackendId(10 + self.joins), FRONTEND));
-                assert_eq!(hello.epoch, CLAIM.epoch);
+                assert_eq!((hello.epoch, hello.pass), (CLAIM.epoch, PASS));
                 let welcome = LinkWelcome {
                     arena_address: self.arena_key.address,
                     arena_bytes: self.arena.len() as u64,

@@ -12,7 +12,7 @@ mod schedulers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    BackendId, ChangeId, Claim, FrontendId, LinkId, TaskId, Timestamp,
+    BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, TaskId, Timestamp,
     backend_to_frontend::{LinkHello, LinkWelcome},
     brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
@@ -611,6 +611,11 @@ impl Core {
             self.refuse(connection, "the hello does not decode; do both sides run the same version?");
             return;
         };
+        // Ids and epochs are told to those alone that a scheduler has sent.
+        if hello.pass != LinkPass::of(self.token(), hello.backend) {
+            self.refuse(connection, "pass: found none of this frontend, expected the one that a scheduler gave");
+            return;
+        }
         if self.awaits_primary() && self.early.len() < self.config.links_max {
             self.early.push_back((connection, hello));
         } else {

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs, net::SocketAddr, thread};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use frontend::{Client, Config, Infer, InferError, InputTensor};
 use proto::{
-    BackendId, Claim, Epoch, Era, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
+    BackendId, Claim, Epoch, Era, FrontendId, LinkId, LinkPass, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::{Addressed, read_frame},
@@ -51,6 +51,8 @@ struct Fabric {
     region: Region,
     key: RegionKey,
     frontend: Option<(ConnectionId, String)>,
+    /// The frontend's, of which passes are made.
+    token: u64,
     frontends: u32,
     backends: u32,
     link: Option<(ConnectionId, LinkWelcome)>,
@@ -78,6 +80,7 @@ impl Fabric {
             region,
             key,
             frontend: None,
+            token: 0,
             frontends: 0,
             backends: 0,
             link: None,
@@ -122,6 +125,7 @@ impl Fabric {
                 let (frontend, model_threads) = (FrontendId(self.frontends), ModelThreads::default());
                 let welcome = FrontendWelcome { frontend, model_threads, claim: Claim { era: Era(1), epoch: EPOCH } };
                 self.scheduler.accept(now, connection, wincode::serialize(&welcome).unwrap());
+                self.token = hello.standing.token;
                 self.frontend = Some((connection, hello.link_address));
                 self.connect_backend();
             }
@@ -140,7 +144,8 @@ impl Fabric {
         let (_, address) = self.frontend.as_ref().unwrap();
         self.backends += 1;
         let (backend, frontend) = (BackendId(self.backends), FrontendId(self.frontends));
-        let hello = LinkHello { backend, frontend, link: LinkId(1), epoch: EPOCH };
+        let pass = LinkPass::of(self.token, backend);
+        let hello = LinkHello { backend, frontend, link: LinkId(1), epoch: EPOCH, pass };
         self.backend.connect(self.clock.now(), address.parse().unwrap(), wincode::serialize(&hello).unwrap());
     }
 

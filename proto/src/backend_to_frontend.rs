@@ -8,6 +8,7 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 use crate::{
     epoch::Epoch,
     ids::{BackendId, FrontendId, LinkId},
+    link_pass::LinkPass,
     stages::AnswerStamps,
 };
 
@@ -60,6 +61,8 @@ pub struct LinkHello {
     /// The primary that the backend obeys: a frontend that obeys another refuses it, as that one's plans are not its
     /// own.
     pub epoch: Epoch,
+    /// From the scheduler's `FrontendJoined`. Who shows no right one is told nothing, least of all where the slots are.
+    pub pass: LinkPass,
 }
 
 /// What the frontend answers: where its slots are. READ and WRITE reach nothing else.

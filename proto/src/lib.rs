@@ -14,6 +14,7 @@ pub mod frontend_to_scheduler;
 pub mod hello;
 pub mod host_memory;
 pub mod ids;
+pub mod link_pass;
 pub mod predictions;
 pub mod profile;
 pub mod request_times;
@@ -32,6 +33,7 @@ pub use epoch::{Claim, Epoch, Era, Standing};
 pub use ids::{
     Application, BackendId, ChangeId, FrontendId, GpuId, LinkId, LoadId, ModelId, ModelThreadId, PlanId, TaskId,
 };
+pub use link_pass::LinkPass;
 pub use profile::{BatchCost, LatencyProfile, ProfileError};
 pub use slot::SlotDescriptor;
 pub use time::{Span, Timestamp};

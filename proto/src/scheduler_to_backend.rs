@@ -10,6 +10,7 @@ use crate::{
     frame::FRAME_BYTES_MAX,
     hello::ModelThreads,
     ids::{BackendId, FrontendId, GpuId, LoadId, ModelId, PlanId, TaskId},
+    link_pass::LinkPass,
     profile::LatencyProfile,
     slot::SlotDescriptor,
     stages::SchedulerStamps,
@@ -77,6 +78,8 @@ pub enum SchedulerToBackend {
         frontend: FrontendId,
         /// `ip:port` of its bootstrap listener.
         link_address: String,
+        /// What the frontend is to be shown.
+        pass: LinkPass,
     },
     /// Read this model from the repository and make all versions that are to be served ready to run, beside whatever is
     /// hosted. Answered by `Loaded`.

@@ -22,7 +22,7 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, LinkId, ModelId, ModelThreadId, Span, Standing, Timestamp,
+    BackendId, FrontendId, LinkId, LinkPass, ModelId, ModelThreadId, Span, Standing, Timestamp,
     backend_to_scheduler::{BackendHello, BackendToControl},
     clock::ClockReply,
     frontend_to_scheduler::{FrontendHello, FrontendToControl},
@@ -173,8 +173,8 @@ impl Control {
         let frontend = self.members.add_frontend(now, hello.link_address, threads, known)?;
         let model_threads = self.admit(Member::Frontend(frontend));
         for &backend in self.members.backends.keys() {
-            let link_address = link_address.clone();
-            let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
+            let (link_address, pass) = (link_address.clone(), LinkPass::of(known.token, backend));
+            let message = SchedulerToBackend::FrontendJoined { frontend, link_address, pass };
             self.outputs.push_back(ControlOutput::ToBackend(backend, message));
         }
         self.refresh(now);
@@ -206,8 +206,8 @@ impl Control {
         }
         self.on_offers_changed(joined.reprofiled);
         for (&frontend, member) in &self.members.frontends {
-            let link_address = member.link_address.clone();
-            let message = SchedulerToBackend::FrontendJoined { frontend, link_address };
+            let (link_address, pass) = (member.link_address.clone(), LinkPass::of(member.token, joined.backend));
+            let message = SchedulerToBackend::FrontendJoined { frontend, link_address, pass };
             self.outputs.push_back(ControlOutput::ToBackend(joined.backend, message));
         }
         self.refresh(now);

@@ -5,7 +5,7 @@
 //! backend that has lost its primary, or has found none yet, is an orphan: it goes on with what it has, and waits for
 //! another one to claim more. With one scheduler there is nothing to wait for.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::collections::BTreeSet;
 
 use proto::{
     BackendId, Claim, FrontendId, ModelThreadId, PlanId, Span, Standing, Timestamp,
@@ -16,7 +16,7 @@ use repository::Refused;
 use transport::{ConnectionId, HELLO_BYTES_MAX};
 
 use super::{Core, HelloTooLarge, Hosting, Output, Peer, encode, session::Welcomed};
-use crate::worker::Unfinished;
+use crate::{links::Target, worker::Unfinished};
 
 /// An orphan waits this long for another primary.
 const ORPHAN_MAX: Span = Span::from_millis(2_000);
@@ -195,33 +195,33 @@ impl Core {
         self.obedience.inherited = known.iter().filter(|known| !announced.contains_key(known)).copied().collect();
         let is_any = !self.obedience.inherited.is_empty();
         self.obedience.inherited_until = if is_any { now + JOIN_GRACE } else { Timestamp::NEVER };
-        for (frontend, address) in announced {
-            if self.links.address(frontend) != Some(address) {
-                self.join_frontend(now, index, frontend, address);
+        for (frontend, target) in announced {
+            if self.links.target(frontend) != Some(target) {
+                self.join_frontend(now, index, frontend, target);
             }
         }
     }
 
     /// A scheduler has announced a frontend.
-    pub(super) fn on_frontend(&mut self, now: Timestamp, index: usize, frontend: FrontendId, address: SocketAddr) {
-        if let Err(reason) = self.sessions[index].handle_frontend(frontend, address) {
+    pub(super) fn on_frontend(&mut self, now: Timestamp, index: usize, frontend: FrontendId, target: Target) {
+        if let Err(reason) = self.sessions[index].handle_frontend(frontend, target) {
             return self.lose(now, index, reason.to_string());
         }
         if self.primary() == Some(index) {
             let is_inherited = self.obedience.inherited.remove(&frontend);
-            if !is_inherited || self.links.address(frontend) != Some(address) {
-                self.join_frontend(now, index, frontend, address);
+            if !is_inherited || self.links.target(frontend) != Some(target) {
+                self.join_frontend(now, index, frontend, target);
             }
         }
     }
 
     /// The primary wants a frontend linked to, or anew.
-    fn join_frontend(&mut self, now: Timestamp, index: usize, frontend: FrontendId, address: SocketAddr) {
+    fn join_frontend(&mut self, now: Timestamp, index: usize, frontend: FrontendId, target: Target) {
         self.cut_off(now, frontend);
-        if self.links.handle_joined(now, frontend, address).is_err() {
+        if self.links.handle_joined(now, frontend, target).is_err() {
             // Only those that nobody has announced to us any more can be too many.
             self.leave_inherited(now);
-            if let Err(reason) = self.links.handle_joined(now, frontend, address) {
+            if let Err(reason) = self.links.handle_joined(now, frontend, target) {
                 self.lose(now, index, reason.to_string());
             }
         }

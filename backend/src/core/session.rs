@@ -24,7 +24,7 @@ use proto::{
 use transport::ConnectionId;
 use wincode::{SchemaWrite, config::DefaultConfig};
 
-use crate::links::{FRONTENDS_MAX, TooManyFrontends};
+use crate::links::{FRONTENDS_MAX, Target, TooManyFrontends};
 
 /// The first wait before a scheduler is tried again; each failure doubles it.
 const BACKOFF_MIN: Span = Span::from_millis(50);
@@ -54,7 +54,7 @@ pub(super) struct Session {
     /// Our names of its models, by its own.
     pub(super) models: BTreeMap<ModelId, ModelId>,
     /// The frontends that it has announced.
-    pub(super) frontends: BTreeMap<FrontendId, SocketAddr>,
+    pub(super) frontends: BTreeMap<FrontendId, Target>,
     /// It has asked whether we miss the primary: when it is told that we do, unless we hear of the primary before.
     pub(super) question: Option<Timestamp>,
     /// What it wants, if it is the primary, and is not obeyed yet as not all its connections are up. At most
@@ -207,12 +207,8 @@ impl Session {
     ///
     /// # Errors
     /// If there are too many.
-    pub(super) fn handle_frontend(
-        &mut self,
-        frontend: FrontendId,
-        address: SocketAddr,
-    ) -> Result<(), TooManyFrontends> {
-        self.frontends.insert(frontend, address);
+    pub(super) fn handle_frontend(&mut self, frontend: FrontendId, target: Target) -> Result<(), TooManyFrontends> {
+        self.frontends.insert(frontend, target);
         if self.frontends.len() > FRONTENDS_MAX { Err(TooManyFrontends) } else { Ok(()) }
     }
 

@@ -6,7 +6,7 @@ use crate::{
     worker::{Execution, Outputs},
 };
 use proto::{
-    Epoch, Era, LatencyProfile, LinkId, PlanId, SlotDescriptor, Weights,
+    Epoch, Era, LatencyProfile, LinkId, LinkPass, PlanId, SlotDescriptor, Weights,
     backend_to_frontend::ANSWER_HEADER_BYTES,
     backend_to_scheduler::{BackendToScheduler, LoadOutcome, PlanOutcome, Undelivered},
     clock::ClockReply,
@@ -20,6 +20,7 @@ use transport::{DisconnectReason, TransferError};
 
 const SCHEDULER: ConnectionId = ConnectionId(1);
 const FRONTEND: FrontendId = FrontendId(4);
+const PASS: LinkPass = LinkPass(0x77);
 const NOW: Timestamp = Timestamp(1_000_000);
 const LINKED: BackendToScheduler = Addressed::Control(BackendToControl::Linked { frontend: FRONTEND, link: LinkId(1) });
 
@@ -137,13 +138,14 @@ impl Backend {
     /// The first scheduler announces the frontend and tells its clock.
     fn link(&mut self) {
         let link_address = "127.0.0.1:2".into();
-        self.tell(SCHEDULER, &SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+        self.tell(SCHEDULER, &SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address, pass: PASS });
         assert!(self.outputs().is_empty(), "no link before the clock");
         let clock = ClockReply { sent_at: NOW, received_at: NOW, replied_at: NOW };
         self.tell(SCHEDULER, &SchedulerToBackend::Clock(clock));
         let outputs = self.outputs();
         let [Output::Connect { peer, hello, .. }] = &outputs[..] else { panic!("{outputs:?}") };
-        let expected = LinkHello { backend: BackendId(3), frontend: FRONTEND, link: LinkId(1), epoch: epoch(1) };
+        let (backend, link, epoch) = (BackendId(3), LinkId(1), epoch(1));
+        let expected = LinkHello { backend, frontend: FRONTEND, link, epoch, pass: PASS };
         assert_eq!((peer, wincode::deserialize(hello).unwrap()), (&Peer::Frontend(FRONTEND), expected));
         self.0.handle_connecting(Peer::Frontend(FRONTEND), ConnectionId(2));
         let welcome = LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1, guards_offset: 2048 };

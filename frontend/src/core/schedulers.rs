@@ -101,14 +101,18 @@ impl Core {
         if let Verdict::StartOver(reason) = self.allegiance.handle_timeout(now) {
             self.start_over(reason);
         }
-        let token = token(self.config.token_seed, self.lives);
-        let standing = Standing { token, obeys: self.allegiance.obeys() };
+        let standing = Standing { token: self.token(), obeys: self.allegiance.obeys() };
         let identity = Identity { frontend: self.frontend, standing };
         for index in 0..self.sessions.len() {
             if self.may_connect(index) {
                 self.sessions[index].handle_timeout(now, identity);
             }
         }
+    }
+
+    /// What schedulers tell this life by, and make passes for links of.
+    pub(super) fn token(&self) -> u64 {
+        token(self.config.token_seed, self.lives)
     }
 
     /// When [`Self::tend_schedulers`] and [`Self::request_clocks`] must be called.

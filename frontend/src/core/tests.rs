@@ -574,7 +574,8 @@ impl World {
         let (connection, link) = (self.connection(), LinkId(self.next_link));
         self.next_link += 1;
         self.links.insert(connection, (backend, link));
-        let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch });
+        let pass = LinkPass::of(self.core.token(), backend);
+        let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch, pass });
         self.report(Event::Incoming { connection, peer: "127.0.0.1:1".parse().unwrap(), hello });
     }
 

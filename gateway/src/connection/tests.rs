@@ -14,13 +14,13 @@ use frontend::{
     desk::{Desk, Observer},
 };
 use proto::{
-    BackendId, Brought, ChangeId, Claim, Epoch, Era, FrontendId, LinkId, ModelId, ModelThreadId, SlotDescriptor, Span,
-    TaskId, Timestamp,
+    BackendId, Brought, ChangeId, Claim, Epoch, Era, FrontendId, LinkId, LinkPass, ModelId, ModelThreadId,
+    SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus, LinkHello, LinkWelcome},
     clock::ClockReply,
     frame::{Addressed, read_frame},
     frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, FrontendToScheduler, ModelChange},
-    hello::ModelThreads,
+    hello::{ModelThreads, SchedulerHello},
     predictions::{ActionErrors, ErrorTail, ErrorTails, PredictionErrors},
     scheduler_to_frontend::{
         DropReason, FrontendWelcome, ModelState, NetworkTimes, SchedulerLoad, SchedulerToFrontend,
@@ -100,11 +100,16 @@ impl Peer {
                 self.desk.handle_connecting(to, STANDBY);
                 self.welcome(STANDBY, Epoch::NONE);
             }
-            Output::Connect { to, .. } => {
+            Output::Connect { to, hello } => {
                 self.desk.handle_connecting(to, SCHEDULER);
                 let epoch = Epoch { number: 1, scheduler: 0 };
                 self.welcome(SCHEDULER, epoch);
-                let link = LinkHello { backend: BackendId(6), frontend: FRONTEND, link: LinkId(1), epoch };
+                let SchedulerHello::Frontend(hello) = wincode::deserialize(&hello).unwrap() else {
+                    panic!("a frontend says that it is one")
+                };
+                let (backend, link) = (BackendId(6), LinkId(1));
+                let pass = LinkPass::of(hello.standing.token, backend);
+                let link = LinkHello { backend, frontend: FRONTEND, link, epoch, pass };
                 let hello = wincode::serialize(&link).unwrap();
                 let peer = "127.0.0.1:1".parse().unwrap();
                 self.desk.handle_event(Event::Incoming { connection: BACKEND, peer, hello });

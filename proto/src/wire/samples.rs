@@ -6,8 +6,8 @@ use zerocopy::IntoBytes;
 
 use crate::{
     backend_to_frontend::*, backend_to_scheduler::*, brought::*, clock::ClockReply, epoch::*, frontend_to_scheduler::*,
-    hello::*, ids::*, predictions::*, profile::*, request_times::*, scheduler_to_backend::*, scheduler_to_frontend::*,
-    scheduler_to_scheduler::*, slot::*, stages::*, time::*, weights::*,
+    hello::*, ids::*, link_pass::*, predictions::*, profile::*, request_times::*, scheduler_to_backend::*,
+    scheduler_to_frontend::*, scheduler_to_scheduler::*, slot::*, stages::*, time::*, weights::*,
 };
 
 /// The golden file as this build has it.
@@ -200,6 +200,7 @@ structs! { struct_lines:
     ModelThreadId { 0 }
     PlanId { 0 }
     LinkId { 0 }
+    LinkPass { 0 }
     LoadId { 0 }
     ChangeId { 0 }
     TaskId { 0 }
@@ -245,7 +246,7 @@ structs! { struct_lines:
     LearnedAverages { arrivals, gap_ns, hosts, slo_ns, hurried_part, classes }
     LearnedClass { tasks, lost_part }
     HandedOver { epoch, took }
-    LinkHello { backend, frontend, link, epoch }
+    LinkHello { backend, frontend, link, epoch, pass }
     LinkWelcome { arena_address, arena_bytes, arena_rkey, guards_offset }
 }
 
@@ -321,7 +322,7 @@ enums! { enum_lines:
     SchedulerToBackend {
         FrontendLeft { frontend }
         Clock { 0 }
-        FrontendJoined { frontend, link_address }
+        FrontendJoined { frontend, link_address, pass }
         Load { load, name, brought }
         Host { load, version, model }
         Discard { load }

@@ -74,8 +74,8 @@ pub(super) struct Frontend {
     pub(super) link_address: String,
     /// What it was last told of each model.
     pub(super) told: BTreeMap<ModelId, Told>,
-    /// Tells it from another member of its name.
-    token: u64,
+    /// Tells it from another member of its name, and makes passes of backends ([`LinkPass`](proto::LinkPass)).
+    pub(super) token: u64,
     /// What it brings along once it obeys us.
     pub(super) heir: Heir,
     joining: Joining,

@@ -33,7 +33,7 @@ impl Backend {
 
     fn announce(&mut self, connection: ConnectionId) {
         let link_address = "127.0.0.1:2".into();
-        self.tell(connection, &SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address });
+        self.tell(connection, &SchedulerToBackend::FrontendJoined { frontend: FRONTEND, link_address, pass: PASS });
     }
 
     fn take_over(&mut self, connection: ConnectionId, number: u32) {

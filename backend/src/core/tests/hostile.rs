@@ -100,7 +100,8 @@ impl Attack {
             attack.outputs();
             (1..count).for_each(|_| attack.answer_dialled(true));
             for frontend in (0..FRONTENDS).map(FrontendId) {
-                let joined = SchedulerToBackend::FrontendJoined { frontend, link_address: "127.0.0.1:2".to_owned() };
+                let link_address = "127.0.0.1:2".to_owned();
+                let joined = SchedulerToBackend::FrontendJoined { frontend, link_address, pass: PASS };
                 attack.tell(&joined);
                 attack.outputs();
                 attack.answer_dialled(true);
@@ -225,7 +226,7 @@ impl Attack {
                 } else {
                     texts[self.rng.random_range(0..4)].clone()
                 };
-                SchedulerToBackend::FrontendJoined { frontend, link_address }
+                SchedulerToBackend::FrontendJoined { frontend, link_address, pass: PASS }
             }
             6 => SchedulerToBackend::Load {
                 load: LoadId(self.number(3)),

@@ -240,8 +240,11 @@ impl Attack {
     fn link(&mut self) {
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
+        let backend = BackendId(self.number(3) as u32);
+        let is_odd = self.rng.random_range(0..10) == 0;
         let hello = LinkHello {
-            backend: BackendId(self.number(3) as u32),
+            backend,
+            pass: if is_odd { LinkPass(self.rng.random()) } else { LinkPass::of(self.core.token(), backend) },
             frontend: self.core.frontend.unwrap_or(FrontendId(1)),
             link: LinkId(self.number(6) as u32),
             epoch: if self.rng.random_range(0..8) == 0 { self.claim().epoch } else { self.core.obeys().epoch },

@@ -28,7 +28,8 @@ impl World {
     fn link_now(&mut self, backend: u32, link: u32) -> (ConnectionId, Option<Vec<ConnectionId>>) {
         let (connection, peer) = (self.connection(), "127.0.0.1:1".parse().unwrap());
         let (backend, frontend, link) = (BackendId(backend), FrontendId(1), LinkId(link));
-        let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch });
+        let pass = LinkPass::of(self.core.token(), backend);
+        let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch, pass });
         self.core.handle_event(self.now, Event::Incoming { connection, peer, hello }, &self.arena);
         let (mut taken, mut cut) = (false, Vec::new());
         while let Some(output) = self.core.poll_output() {
@@ -156,9 +157,11 @@ fn a_deadline_counts_from_the_arrival() {
 fn a_link_that_was_meant_for_another_frontend_or_epoch_is_refused() {
     let mut world = joined();
     world.frames();
+    let (backend, link) = (BackendId(1), LinkId(1));
+    let pass = LinkPass::of(world.core.token(), backend);
     let hello = |frontend, number| {
         let epoch = Epoch { number, scheduler: 0 };
-        encode(&LinkHello { backend: BackendId(1), frontend: FrontendId(frontend), link: LinkId(1), epoch })
+        encode(&LinkHello { backend, frontend: FrontendId(frontend), link, epoch, pass })
     };
     let of_others = [hello(2, 1), hello(1, 0), hello(1, 2), vec![1]].map(|hello| (hello, true));
     for (hello, refused) in of_others.into_iter().chain([(hello(1, 1), false)]) {
@@ -167,6 +170,27 @@ fn a_link_that_was_meant_for_another_frontend_or_epoch_is_refused() {
         world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
         assert_eq!(matches!(world.core.poll_output(), Some(Output::Refuse { .. })), refused);
     }
+}
+
+/// Any holder of the cluster's secret could take any backend's link, and was told where the slots are.
+#[test]
+fn who_was_not_sent_by_a_scheduler_is_refused_and_learns_nothing() {
+    let mut world = joined();
+    world.frames();
+    let (linked, _) = world.link_now(1, 4);
+    let token = world.core.token();
+    let (frontend, link, epoch) = (FrontendId(1), LinkId(9), CLAIM.epoch);
+    // Of another backend, of another life, of nobody.
+    for pass in [LinkPass::of(token, BackendId(2)), LinkPass::of(token + 1, BackendId(1)), LinkPass(0)] {
+        let hello = encode(&LinkHello { backend: BackendId(1), frontend, link, epoch, pass });
+        let (connection, peer) = (world.connection(), "127.0.0.1:1".parse().unwrap());
+        world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
+        let Some(Output::Refuse { connection: refused, reason }) = world.core.poll_output() else { panic!("taken") };
+        assert_eq!(refused, connection);
+        assert!(!reason.contains(char::is_numeric), "{reason}");
+        assert_eq!(world.core.poll_output(), None, "{linked:?} stays");
+    }
+    assert_eq!(world.link_now(1, 10).1, Some(vec![linked]), "the backend itself replaces its link");
 }
 
 #[test]
@@ -278,7 +302,8 @@ fn a_backend_is_told_the_key_as_it_is_now() {
     world.core.handle_event(world.now, Event::KeyChanged { lkey: 1, rkey: 77 }, &world.arena);
     let (connection, peer) = (world.connection(), "127.0.0.1:1".parse().unwrap());
     let (backend, frontend, link) = (BackendId(1), FrontendId(1), LinkId(1));
-    let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch });
+    let pass = LinkPass::of(world.core.token(), backend);
+    let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch, pass });
     world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
     let Some(Output::Accept { welcome, .. }) = world.core.poll_output() else { panic!("not accepted") };
     assert_eq!(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().arena_rkey, 77);

@@ -195,7 +195,9 @@ impl Bench {
     pub(super) fn link(&mut self, backend: u32, link: u32, epoch: Epoch) -> ConnectionId {
         let (connection, peer) = (self.connection(), "127.0.0.1:1".parse().unwrap());
         let frontend = self.core.frontend.unwrap_or(NAME);
-        let hello = encode(&LinkHello { backend: BackendId(backend), frontend, link: LinkId(link), epoch });
+        let (backend, link) = (BackendId(backend), LinkId(link));
+        let pass = LinkPass::of(self.core.token(), backend);
+        let hello = encode(&LinkHello { backend, frontend, link, epoch, pass });
         self.event(Event::Incoming { connection, peer, hello });
         connection
     }
