@@ -13,6 +13,7 @@
 
 mod execution;
 mod hosting;
+mod offers;
 mod primary;
 mod session;
 mod transfers;
@@ -37,8 +38,7 @@ use proto::{
     scheduler_to_backend::{BatchPlan, SchedulerToBackend},
 };
 use repository::Refused;
-use thiserror::Error;
-use transport::{ConnectionId, Event, HELLO_BYTES_MAX, Transfer};
+use transport::{ConnectionId, Event, Transfer};
 use wincode::SchemaWrite;
 
 use crate::{
@@ -284,17 +284,6 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// What a backend offers does not fit its first message.
-#[derive(Debug, PartialEq, Eq, Error)]
-#[error(
-    "{models} models with their latency profiles make a hello of {found} bytes, expected at most {HELLO_BYTES_MAX}; \
-     load fewer models here"
-)]
-pub struct HelloTooLarge {
-    models: usize,
-    found: usize,
-}
-
 /// The backend.
 pub struct Core {
     config: CoreConfig,
@@ -323,10 +312,8 @@ pub struct Core {
 
 impl Core {
     /// A backend that hosts `models`, about to connect.
-    ///
-    /// # Errors
-    /// If they are too many for one hello.
-    pub fn new(config: CoreConfig, models: Vec<Arc<Loaded>>) -> Result<Self, HelloTooLarge> {
+    #[must_use]
+    pub fn new(config: CoreConfig, models: Vec<Arc<Loaded>>) -> Self {
         let gpus = config.staging.gpus();
         let hosting = Hosting::new(gpus, models);
         let hosted = hosting.models.iter().map(|(&id, loaded)| (id, &**loaded));
@@ -348,8 +335,8 @@ impl Core {
             outputs: VecDeque::new(),
             ended: None,
         };
-        core.connect(0)?;
-        Ok(core)
+        core.connect(0);
+        core
     }
 
     /// Models that could not be loaded: schedulers are told when they take us in, so that clients can be told why.
@@ -578,6 +565,7 @@ impl Core {
                 self.on_claim(now, index);
             }
             SchedulerToBackend::AskPrimary => self.on_question(now, index),
+            SchedulerToBackend::Offered { models } => self.on_offered(now, index, models),
             message if is_primary => self.on_order(now, index, message),
             message => {
                 if !session.handle_early(message) {

@@ -199,7 +199,7 @@ impl BackendNode {
         let (memory_pages, host_pages, token) = (self.memory_pages, self.host_pages, env.rng.random());
         let (lkey, landings) = (self.life, BTreeMap::new());
         let config = CoreConfig { schedulers, staging, lkey, landings, memory_pages, host_pages, token };
-        process.core = Some(Core::new(config, std::mem::take(&mut self.models)).expect("two models fit a hello"));
+        process.core = Some(Core::new(config, std::mem::take(&mut self.models)));
         self.settle(env);
     }
 

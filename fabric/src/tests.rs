@@ -1,5 +1,7 @@
 use super::*;
 
+mod thousands;
+
 /// Seeds that every test run goes through.
 const SEEDS: u64 = 1_000;
 

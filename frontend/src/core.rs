@@ -25,7 +25,7 @@ use proto::{
     slot::GUARD_BYTES,
 };
 use repository::Refused;
-use transport::{ConnectionId, Event};
+use transport::{ConnectionId, Event, Notes};
 
 pub use self::schedulers::Takeovers;
 pub use crate::session::Destination;
@@ -158,7 +158,27 @@ pub struct Core {
     /// Backends that came before there was a primary.
     early: VecDeque<(ConnectionId, LinkHello)>,
     fences: Vec<Fence>,
+    told: Told,
     outputs: VecDeque<Output>,
+}
+
+/// What schedulers say of models, of which there may be thousands.
+#[derive(Debug, Default)]
+struct Told {
+    offered: Notes,
+    lacking: Notes,
+}
+
+impl Told {
+    /// Logs what is due.
+    fn settle(&mut self, now: Timestamp) {
+        if let Some((count, last)) = self.offered.poll_line(now) {
+            tracing::info!(count, "backends offer; the last one: {last}");
+        }
+        if let Some((count, last)) = self.lacking.poll_line(now) {
+            tracing::warn!(count, "backends offer what our repository lacks; the last one: {last}");
+        }
+    }
 }
 
 /// A backend that the primary suspects.
@@ -205,6 +225,7 @@ impl Core {
             fenced: BTreeMap::new(),
             early: VecDeque::new(),
             fences: Vec::new(),
+            told: Told::default(),
             outputs: VecDeque::new(),
         })
     }
@@ -512,6 +533,7 @@ impl Core {
             SchedulerToFrontend::Clock(reply) => self.sessions[index].handle_clock(now, reply),
             SchedulerToFrontend::Takeover { epoch } => self.on_takeover(now, index, epoch),
             SchedulerToFrontend::AskPrimary => self.on_asked(now, index),
+            SchedulerToFrontend::PageEnd => self.sessions[index].post(&FrontendToControl::PageRead),
             SchedulerToFrontend::Load(load) => self.words[index].load = *load,
             SchedulerToFrontend::RequestTimes { model, times } => {
                 self.words[index].handle_request_times(model, *times);
@@ -579,10 +601,11 @@ impl Core {
     fn on_offer(&mut self, name: &str, version: &str, offer: Offer) {
         if self.models.handle_offer(name, version, offer) {
             let Offer { gpus, least_latency, .. } = offer;
-            tracing::info!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
+            let text = format_args!("model '{name}' version {version}: {gpus} GPUs, at least {least_latency}");
+            self.told.offered.note(text);
         } else {
             let (name, version) = (excerpt(name), excerpt(version));
-            tracing::warn!("backends offer model '{name}' version '{version}', which our repository lacks");
+            self.told.lacking.note(format_args!("model '{name}' version '{version}'"));
         }
     }
 
@@ -683,6 +706,7 @@ impl Core {
 
     /// Does what waited for links to be down.
     fn settle(&mut self, now: Timestamp) {
+        self.told.settle(now);
         if self.is_ending && self.links.is_empty() {
             self.begin_life(now);
         }

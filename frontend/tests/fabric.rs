@@ -165,7 +165,9 @@ impl Fabric {
             other @ (Addressed::Control(FrontendToControl::ChangeModel { .. })
             | Addressed::Control(FrontendToControl::Link { .. })
             | Addressed::ModelThread(FrontendToModelThread::Open { .. })
-            | Addressed::Control(FrontendToControl::Misses { .. })) => panic!("nobody asked for that: {other:?}"),
+            | Addressed::Control(FrontendToControl::Misses { .. } | FrontendToControl::PageRead)) => {
+                panic!("nobody asked for that: {other:?}")
+            }
             Addressed::ModelThread(FrontendToModelThread::Fenced { unanswered, .. }) => {
                 for task in unanswered {
                     self.tasks.get_mut(&task).expect("it was not answered").1 += 1;

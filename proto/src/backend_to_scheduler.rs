@@ -4,7 +4,8 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     epoch::{Epoch, Standing},
-    frame::Addressed,
+    frame::{Addressed, FRAME_BYTES_MAX},
+    frontend_to_scheduler::NAME_BYTES_MAX,
     ids::{BackendId, FrontendId, GpuId, LinkId, LoadId, ModelId, PlanId, TaskId},
     profile::{BatchCost, LatencyProfile},
     time::{Span, Timestamp},
@@ -33,8 +34,25 @@ pub struct ModelOffer {
     pub queue_max: Vec<u32>,
 }
 
+impl ModelOffer {
+    /// Its encoded bytes at most: two names, l(b) for each b, GPUs, bounds of queues, and the rest.
+    pub const BYTES_MAX: usize =
+        2 * NAME_BYTES_MAX + 8 * LatencyProfile::MAX_BATCH + 4 * GPUS_PER_BACKEND_MAX as usize + 4 * PRIORITIES + 128;
+}
+
+/// GPUs of one backend.
+pub const GPUS_PER_BACKEND_MAX: u32 = 64;
+
 /// Priorities that there can be.
 pub const PRIORITIES: usize = u8::MAX as usize + 1;
+
+/// Bytes of the models in a hello, but for the last of them; a first page, which is all that most backends have.
+pub const OFFERED_BYTES_MAX: usize = 128 * 1024;
+/// Bytes of the models in one [`BackendToControl::Offers`], but for the last of them. One more fits the frame.
+pub const OFFERS_BYTES_MAX: usize = 8 * 1024;
+/// [`BackendToControl::Offers`] that a scheduler is sent before it has answered the first of them.
+pub const OFFERS_UNANSWERED_MAX: usize = 8;
+const _: () = assert!(OFFERS_BYTES_MAX + ModelOffer::BYTES_MAX + 16 <= FRAME_BYTES_MAX);
 
 /// What a backend says about itself when it connects to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
@@ -43,8 +61,10 @@ pub struct BackendHello {
     pub gpus: u32,
     /// Pages for weights in the memory of each; `None` if all weights are there all the time.
     pub memory_pages: Option<u32>,
-    /// Models it has loaded.
+    /// Models it has loaded, as many as make up to [`OFFERED_BYTES_MAX`].
     pub models: Vec<ModelOffer>,
+    /// How many more there are, which `Offers` name.
+    pub more: u32,
     /// The id that another scheduler has given it in this life.
     pub known_as: Option<BackendId>,
     /// Whom it obeys.
@@ -55,7 +75,7 @@ impl BackendHello {
     /// Of one that no scheduler knows yet.
     #[must_use]
     pub fn new(gpus: u32, models: Vec<ModelOffer>) -> Self {
-        Self { gpus, memory_pages: None, models, known_as: None, standing: Standing::default() }
+        Self { gpus, memory_pages: None, models, more: 0, known_as: None, standing: Standing::default() }
     }
 }
 
@@ -183,6 +203,12 @@ pub enum BackendToControl {
         version: String,
         /// Why, in at most [`REASON_BYTES_MAX`](crate::scheduler_to_frontend::REASON_BYTES_MAX).
         reason: String,
+    },
+    /// More models that it has loaded, after those of its hello. Answered by `Offered`; at most
+    /// [`OFFERS_UNANSWERED_MAX`] are not.
+    Offers {
+        /// The models; up to [`OFFERS_BYTES_MAX`].
+        models: Vec<ModelOffer>,
     },
     /// Nothing of the model is left.
     Unloaded {

@@ -59,6 +59,8 @@ pub enum FrontendToControl {
         /// Whether the primary is not heard.
         misses: bool,
     },
+    /// The answer to `PageEnd`: all before it has been read.
+    PageRead,
 }
 
 /// A message to the ModelThread that owns the model.

@@ -81,6 +81,11 @@ pub enum SchedulerToBackend {
         /// What the frontend is to be shown.
         pass: LinkPass,
     },
+    /// The answer to `Offers`.
+    Offered {
+        /// The ids of the models, in their order.
+        models: Vec<ModelId>,
+    },
     /// Read this model from the repository and make all versions that are to be served ready to run, beside whatever is
     /// hosted. Answered by `Loaded`.
     Load {

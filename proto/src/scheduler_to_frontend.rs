@@ -177,6 +177,8 @@ pub enum SchedulerToFrontend {
         /// Why nothing was changed, if so; at most [`REASON_BYTES_MAX`].
         refused: Option<String>,
     },
+    /// So much of what there is to tell of models was a page ([`Pages`](crate::pages::Pages)). Answered by `PageRead`.
+    PageEnd,
 }
 
 /// Bytes of a reason that is told in words.

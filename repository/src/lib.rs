@@ -31,7 +31,7 @@ pub use image::{Color, ImagePipeline, Layout};
 pub use limits::SLO_MAX;
 pub use load::{Repository, load, load_model, load_named};
 pub use model::{Executor, Model, Precision, Priorities, Processor, Wanted, WeightsSize};
-pub use names::listed;
+pub use names::{listed, told};
 pub use program::{Launch, Program, ProgramLimits};
 pub use stamp::{Stamp, Stamps};
 pub use store::{BroughtFile, FILES_MAX, Held, Source, Store};

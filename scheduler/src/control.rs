@@ -5,15 +5,18 @@
 //! ModelThreads are told before the RankThread, so that a grant never names what its ModelThread has yet to hear of,
 //! and before members, so that a message never does. No IO and no clock.
 
+mod announcements;
 mod balance;
 mod changes;
 mod failures;
 mod learned;
 mod lifecycle;
 mod members;
+mod offers;
 mod reach;
 mod succession;
 mod takeover;
+mod topics;
 mod weights;
 
 use std::{
@@ -23,12 +26,12 @@ use std::{
 
 use proto::{
     BackendId, FrontendId, LinkId, LinkPass, ModelId, ModelThreadId, Span, Standing, Timestamp,
-    backend_to_scheduler::{BackendHello, BackendToControl},
+    backend_to_scheduler::{BackendHello, BackendToControl, ModelOffer},
     clock::ClockReply,
     frontend_to_scheduler::{FrontendHello, FrontendToControl},
     hello::{Member, ModelThreads},
     scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
-    scheduler_to_frontend::{FrontendWelcome, NetworkTimes, SchedulerLoad, SchedulerToFrontend},
+    scheduler_to_frontend::{FrontendWelcome, SchedulerLoad, SchedulerToFrontend},
     scheduler_to_scheduler::{HandedOver, SchedulerToScheduler},
 };
 
@@ -49,10 +52,11 @@ use balance::Balance;
 use changes::{Changes, Wish};
 use failures::Failures;
 pub use members::JoinError;
-use members::{Known, Members, Told};
+use members::{Joined, Known, Members};
 use succession::Succession;
 pub use succession::SuccessionConfig;
 use takeover::Takeover;
+use topics::Topic;
 
 /// What control plans with and deals to.
 #[derive(Debug, Clone)]
@@ -178,9 +182,7 @@ impl Control {
             self.outputs.push_back(ControlOutput::ToBackend(backend, message));
         }
         self.refresh(now);
-        self.tell_states(frontend);
-        self.tell_failures(frontend);
-        (0..self.members.models.len() as u32).for_each(|model| self.tell_request_times(frontend, ModelId(model)));
+        self.tell_all(frontend);
         self.succession.handle_joined(now);
         Ok(FrontendWelcome { frontend, model_threads, claim: self.succession.claim() })
     }
@@ -196,24 +198,39 @@ impl Control {
             self.end_handover(now);
         }
         let threads = self.config.addresses.len();
-        // What is served with what a client brought along is loaded once the backend obeys.
-        let is_unwanted = |model: &str| self.changes.is_unloaded(model) || self.changes.brought(model).is_some();
-        let joined = self.members.add_backend(now, hello, threads, is_unwanted)?;
+        let joined = self.members.add_backend(now, hello, threads, is_unwanted(&self.changes))?;
         let model_threads = self.admit(Member::Backend(joined.backend));
-        self.assign_new_models();
-        for &model in joined.models.iter().filter(|model| !joined.reprofiled.contains(model)) {
-            self.tell_offers(model, Some(joined.backend));
-        }
-        self.on_offers_changed(joined.reprofiled);
+        let Joined { backend, models, .. } = self.on_joined(joined);
         for (&frontend, member) in &self.members.frontends {
-            let (link_address, pass) = (member.link_address.clone(), LinkPass::of(member.token, joined.backend));
+            let (link_address, pass) = (member.link_address.clone(), LinkPass::of(member.token, backend));
             let message = SchedulerToBackend::FrontendJoined { frontend, link_address, pass };
-            self.outputs.push_back(ControlOutput::ToBackend(joined.backend, message));
+            self.outputs.push_back(ControlOutput::ToBackend(backend, message));
         }
         self.refresh(now);
         self.succession.handle_joined(now);
         let claim = self.succession.claim();
-        Ok(BackendWelcome { backend: joined.backend, models: joined.models, model_threads, claim })
+        Ok(BackendWelcome { backend, models, model_threads, claim })
+    }
+
+    /// A backend that has joined names more models.
+    fn on_offers(&mut self, now: Timestamp, backend: BackendId, offers: &[ModelOffer]) -> Result<(), Violation> {
+        let joined = self.members.add_offers(now, backend, offers, is_unwanted(&self.changes)).map_err(Violation)?;
+        let Joined { models, .. } = self.on_joined(joined);
+        self.outputs.push_back(ControlOutput::ToBackend(backend, SchedulerToBackend::Offered { models }));
+        if self.members.has_offered(backend) {
+            self.refresh(now);
+        }
+        Ok(())
+    }
+
+    /// ModelThreads hear of what a backend has offered.
+    fn on_joined(&mut self, joined: Joined) -> Joined {
+        self.assign_new_models();
+        for &model in joined.models.iter().filter(|model| !joined.reprofiled.contains(model)) {
+            self.tell_offers(model, Some(joined.backend));
+        }
+        self.on_offers_changed(joined.reprofiled.clone());
+        joined
     }
 
     /// Whether members can be taken in now. What a new one says of the primary that it obeys is noted.
@@ -303,6 +320,7 @@ impl Control {
             FrontendToControl::Link { backend, link } => self.on_link_named(frontend, (backend, link))?,
             FrontendToControl::Obeys { epoch } => self.on_frontend_obeys(now, frontend, epoch),
             FrontendToControl::Misses { misses } => self.on_misses(now, misses),
+            FrontendToControl::PageRead => self.on_page_read(frontend)?,
         }
         Ok(())
     }
@@ -333,6 +351,7 @@ impl Control {
             BackendToControl::NotLoaded { name, version, reason } => {
                 self.on_not_loaded(backend, (&name, &version), reason);
             }
+            BackendToControl::Offers { models } => self.on_offers(now, backend, &models)?,
             BackendToControl::Unloaded { model } => self.changes.handle_unloaded(backend, model),
             BackendToControl::Usable { gpu_index, is_usable } => {
                 if !self.members.set_usable(backend, gpu_index, is_usable) {
@@ -470,22 +489,13 @@ impl Control {
     fn on_load(&mut self, thread: ModelThreadId, mut load: ShardLoad) {
         for (model, times) in std::mem::take(&mut load.request_times) {
             self.members.models[model.0 as usize].request_times = Some(times);
-            let frontends = self.members.frontends.keys().copied().collect::<Vec<_>>();
-            frontends.into_iter().for_each(|frontend| self.tell_request_times(frontend, model));
+            self.tell_each(&Topic::RequestTimes(model));
         }
         let owner = |model: ModelId| self.members.models.get(model.0 as usize).map(|entry| entry.owner);
         let shift = self.balance.handle_load(thread, &load.tasks, owner);
         self.loads[usize::from(thread.0)] = load;
         if let Some((model, to)) = shift {
             self.move_model(model, to);
-        }
-    }
-
-    /// What a model's requests take, if that is known.
-    fn tell_request_times(&mut self, frontend: FrontendId, model: ModelId) {
-        if let Some(times) = &self.members.models[model.0 as usize].request_times {
-            let message = SchedulerToFrontend::RequestTimes { model, times: Box::new(times.clone()) };
-            self.outputs.push_back(ControlOutput::ToFrontend(frontend, message));
         }
     }
 
@@ -607,41 +617,6 @@ impl Control {
         SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights, predictions }
     }
 
-    /// Tells frontends what is another than they were told.
-    fn announce(&mut self) {
-        self.announce_models((0..self.members.models.len() as u32).map(ModelId));
-    }
-
-    /// The same of these models alone.
-    fn announce_models(&mut self, models: impl IntoIterator<Item = ModelId>) {
-        let mut news = Vec::new();
-        for id in models {
-            let entry = &self.members.models[id.0 as usize];
-            // Its owner has yet to say.
-            let Some((execution, budget)) = entry.planned else { continue };
-            let resp = self.resp.planned();
-            let network = NetworkTimes { ctrl: budget.ctrl, data: budget.data_per_task, resp };
-            let least_latency = execution + budget.delay(1) + resp;
-            for (&frontend, member) in &self.members.frontends {
-                let gpus = if self.members.is_served(frontend) { entry.hosts } else { 0 };
-                let told = Told { gpus, least_latency, network, model_thread: entry.owner };
-                if member.told.get(&id) != Some(&told) {
-                    news.push((frontend, id, told));
-                }
-            }
-        }
-        for (frontend, model, told) in news {
-            let member = self.members.frontends.get_mut(&frontend).expect("listed above");
-            member.told.insert(model, told);
-            let entry = &self.members.models[model.0 as usize];
-            let (name, version) = (entry.name.clone(), entry.version.clone());
-            let Told { gpus, least_latency, network, model_thread } = told;
-            let message =
-                SchedulerToFrontend::Model { model, name, version, gpus, least_latency, network, model_thread };
-            self.outputs.push_back(ControlOutput::ToFrontend(frontend, message));
-        }
-    }
-
     fn tell_shards(&mut self, news: impl Fn() -> ControlToShard) {
         self.outputs.extend(shards(&self.config).map(|shard| ControlOutput::ToShard(shard, news())));
     }
@@ -650,6 +625,12 @@ impl Control {
         let owner = self.members.models[model.0 as usize].owner;
         self.outputs.push_back(ControlOutput::ToShard(owner, news));
     }
+}
+
+/// Of what a new backend hosts, what nobody wants: what is served with what a client brought along is loaded once the
+/// backend obeys.
+fn is_unwanted(changes: &Changes) -> impl Fn(&str) -> bool {
+    |model| changes.is_unloaded(model) || changes.brought(model).is_some()
 }
 
 fn shards(config: &ControlConfig) -> impl Iterator<Item = ModelThreadId> + use<> {

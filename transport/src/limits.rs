@@ -14,9 +14,9 @@ pub const REGIONS_MAX: usize = 1024;
 /// The largest `connections_max`: soft-RoCE's 4,096 regions less ours, as each connection takes one.
 pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
 
-/// The largest hello or welcome: a backend's names what it hosts, which may be thousands of models with their latency
-/// profiles. Peers that have proved themselves may send so much; more than that does not decode, either.
-pub const HELLO_BYTES_MAX: usize = 4 << 20;
+/// The largest hello or welcome. A backend's has the first of what it hosts, with latency profiles; what may be
+/// thousands of models follows once it is up. Peers that have proved themselves may send so much.
+pub const HELLO_BYTES_MAX: usize = 256 * 1024;
 
 /// From the opening of a bootstrap connection to the offer.
 pub const HANDSHAKE_MAX: Span = Span::from_millis(2_000);

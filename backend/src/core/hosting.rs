@@ -5,11 +5,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Display,
     sync::Arc,
 };
 
 use proto::{
-    Brought, LoadId, ModelId, Timestamp,
+    Brought, FrontendId, LoadId, ModelId, Timestamp,
     backend_to_scheduler::{BackendToControl, LoadOutcome, ModelOffer},
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
@@ -21,6 +22,8 @@ use crate::{executor::Loaded, staging::Staging, worker::Worker};
 
 /// Models that may be loaded and wait for the primary's word.
 const READY_MAX: usize = 64;
+/// Frontends whose broken transfers have lines of their own in the log.
+const FRONTENDS_TOLD_MAX: usize = 64;
 
 /// The GPUs, and what they can run.
 pub(super) struct Hosting {
@@ -44,6 +47,32 @@ pub(super) struct Told {
     pub(super) not_loaded: Notes,
     hosted: Notes,
     unloaded: Notes,
+    pub(super) transfers: ByFrontend,
+}
+
+/// Notes of frontends, each of which has a line of its own: one that breaks its transfers hides no other.
+#[derive(Debug, Default)]
+pub(super) struct ByFrontend(BTreeMap<FrontendId, Notes>);
+
+impl ByFrontend {
+    /// One more. Frontends beyond [`FRONTENDS_TOLD_MAX`] share a line.
+    pub(super) fn note(&mut self, frontend: FrontendId, text: impl Display) {
+        let is_known = self.0.len() < FRONTENDS_TOLD_MAX || self.0.contains_key(&frontend);
+        let of = if is_known { frontend } else { FrontendId(u32::MAX) };
+        self.0.entry(of).or_default().note(text);
+    }
+
+    /// It has left.
+    pub(super) fn forget(&mut self, frontend: FrontendId) {
+        self.0.remove(&frontend);
+    }
+
+    fn poll_line(&mut self, now: Timestamp) -> Option<(FrontendId, u64, String)> {
+        self.0.iter_mut().find_map(|(&frontend, notes)| {
+            let (count, last) = notes.poll_line(now)?;
+            Some((frontend, count, last))
+        })
+    }
 }
 
 impl Told {
@@ -57,6 +86,9 @@ impl Told {
         }
         if let Some((count, last)) = self.unloaded.poll_line(now) {
             tracing::info!(count, "unloaded; the last one: {last}");
+        }
+        while let Some((frontend, count, last)) = self.transfers.poll_line(now) {
+            tracing::warn!(frontend = frontend.0, count, "transfers could not be made; the last one: {last}");
         }
     }
 }
@@ -196,10 +228,10 @@ impl Hosting {
         }
     }
 
-    /// What schedulers are told of the models that stay, and our names of these.
-    pub(super) fn offers(&self) -> (Vec<ModelId>, Vec<ModelOffer>) {
+    /// What schedulers are told of the models that stay, by our names.
+    pub(super) fn offers(&self) -> impl Iterator<Item = (ModelId, ModelOffer)> {
         let stays = self.models.iter().filter(|(id, _)| !self.leaving.contains(id));
-        stays.map(|(&id, loaded)| (id, loaded.offer())).unzip()
+        stays.map(|(&id, loaded)| (id, loaded.offer()))
     }
 
     /// What a former primary wanted loaded and has not used is not needed any more.
@@ -253,5 +285,28 @@ impl Hosting {
             return Err(format!("{READY_MAX} loaded models wait for the scheduler's word already"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frontend_that_breaks_its_transfers_has_one_line_a_second_and_hides_no_other() {
+        let (mut told, now) = (ByFrontend::default(), Timestamp(0));
+        for number in 0..10_000 {
+            told.note(FrontendId(7), number);
+        }
+        told.note(FrontendId(8), "once");
+        let lines: Vec<_> = std::iter::from_fn(|| told.poll_line(now)).collect();
+        let expected = [(FrontendId(7), 10_000, "9999".to_owned()), (FrontendId(8), 1, "once".to_owned())];
+        assert_eq!(lines, expected);
+        told.note(FrontendId(7), "again");
+        assert_eq!(told.poll_line(now), None, "its line of this second is out");
+        (0..1_000).for_each(|other| told.note(FrontendId(100 + other), "many"));
+        assert_eq!(told.0.len(), FRONTENDS_TOLD_MAX + 1);
+        told.forget(FrontendId(7));
+        assert_eq!(told.0.len(), FRONTENDS_TOLD_MAX);
     }
 }

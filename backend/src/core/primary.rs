@@ -8,14 +8,14 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    BackendId, Claim, FrontendId, ModelThreadId, PlanId, Span, Standing, Timestamp,
+    BackendId, Claim, FrontendId, ModelId, ModelThreadId, PlanId, Span, Standing, Timestamp,
     backend_to_scheduler::{BackendHello, BackendToControl},
     hello::{Member, MemberHello, SchedulerHello},
 };
 use repository::Refused;
-use transport::{ConnectionId, HELLO_BYTES_MAX};
+use transport::ConnectionId;
 
-use super::{Core, HelloTooLarge, Hosting, Output, Peer, encode, session::Welcomed};
+use super::{Core, Hosting, Output, Peer, encode, offers::Offers, session::Welcomed};
 use crate::{links::Target, worker::Unfinished};
 
 /// An orphan waits this long for another primary.
@@ -93,6 +93,7 @@ impl Core {
         for (frontend, link) in self.links.up().collect::<Vec<_>>() {
             self.tell(index, &BackendToControl::Linked { frontend, link });
         }
+        self.offer(index);
         for Refused { name, version, reason } in self.not_loaded.clone() {
             self.tell(index, &BackendToControl::NotLoaded { name, version, reason });
         }
@@ -237,6 +238,7 @@ impl Core {
     pub(super) fn leave_frontend(&mut self, now: Timestamp, frontend: FrontendId) {
         self.obedience.inherited.remove(&frontend);
         self.links.handle_left(frontend);
+        self.told.transfers.forget(frontend);
         self.cut_off(now, frontend);
     }
 
@@ -344,33 +346,40 @@ impl Core {
     /// Connects to all schedulers whose time it is.
     pub(super) fn connect_due(&mut self, now: Timestamp) {
         for index in 0..self.sessions.len() {
-            if self.sessions[index].connects_at() <= now
-                && self.connects_to(index)
-                && let Err(error) = self.connect(index)
-            {
-                self.lose(now, index, error.to_string());
+            if self.sessions[index].connects_at() <= now && self.connects_to(index) {
+                self.connect(index);
             }
         }
     }
 
     /// Connects to a scheduler, which is told what is hosted now.
-    ///
-    /// # Errors
-    /// If that is too much.
-    pub(super) fn connect(&mut self, index: usize) -> Result<(), HelloTooLarge> {
-        let (offered, models) = self.hosting.offers();
+    pub(super) fn connect(&mut self, index: usize) {
+        let mut offers = Offers::new(self.hosting.offers());
+        let (models, more) = offers.first_page();
         let standing = Standing { token: self.config.token, obeys: self.obedience.claim.unwrap_or_default() };
         let gpus = self.config.staging.gpus() as u32;
         let memory_pages = self.memories.pages();
-        let hello = BackendHello { gpus, memory_pages, models, known_as: self.obedience.backend, standing };
+        let hello = BackendHello { gpus, memory_pages, models, more, known_as: self.obedience.backend, standing };
         let hello = encode(&SchedulerHello::Backend(hello));
-        if hello.len() > HELLO_BYTES_MAX {
-            return Err(HelloTooLarge { models: offered.len(), found: hello.len() });
-        }
         let session = &mut self.sessions[index];
-        session.handle_dialled(offered);
+        session.handle_dialled(offers);
         self.outputs.push_back(Output::Connect { peer: Peer::Scheduler(index), to: session.address, hello });
-        Ok(())
+    }
+
+    /// Tells a scheduler as much of what is hosted as it may be told now.
+    fn offer(&mut self, index: usize) {
+        while let Some(offers) = self.sessions[index].poll_offers() {
+            self.tell(index, &offers);
+        }
+    }
+
+    /// A scheduler names models that it was told of since it took us in.
+    pub(super) fn on_offered(&mut self, now: Timestamp, index: usize, models: Vec<ModelId>) {
+        if let Err(reason) = self.sessions[index].handle_offered(models) {
+            return self.lose(now, index, reason);
+        }
+        self.offer(index);
+        self.on_claim(now, index);
     }
 }
 

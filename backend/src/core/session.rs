@@ -24,6 +24,7 @@ use proto::{
 use transport::ConnectionId;
 use wincode::{SchemaWrite, config::DefaultConfig};
 
+use super::offers::Offers;
 use crate::links::{FRONTENDS_MAX, Target, TooManyFrontends};
 
 /// The first wait before a scheduler is tried again; each failure doubles it.
@@ -62,8 +63,7 @@ pub(super) struct Session {
     early: Vec<SchedulerToBackend>,
     state: State,
     backoff: Backoff,
-    /// Our names of the models that our hello named, in its order.
-    offered: Vec<ModelId>,
+    offers: Offers,
     scheduler: Route,
     /// By id; none if the scheduler's connection is also to its only ModelThread.
     model_threads: Vec<Route>,
@@ -114,7 +114,7 @@ impl Session {
             early: Vec::new(),
             state: State::Waiting { until: Timestamp::PAST },
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
-            offered: Vec::new(),
+            offers: Offers::default(),
             scheduler: Route::default(),
             model_threads: Vec::new(),
             full: VecDeque::new(),
@@ -126,9 +126,9 @@ impl Session {
         if let State::Waiting { until } = self.state { until } else { Timestamp::NEVER }
     }
 
-    /// It is about to be connected to, with a hello that names these models.
-    pub(super) fn handle_dialled(&mut self, offered: Vec<ModelId>) {
-        (self.state, self.offered) = (State::Connecting, offered);
+    /// It is about to be connected to, with a hello that has the first page of these.
+    pub(super) fn handle_dialled(&mut self, offers: Offers) {
+        (self.state, self.offers) = (State::Connecting, offers);
     }
 
     /// The driver is opening this connection. False if it is not wanted any more.
@@ -158,17 +158,31 @@ impl Session {
     /// cannot be reached.
     pub(super) fn handle_welcome(&mut self, now: Timestamp, welcome: &[u8]) -> Result<Welcomed, String> {
         let welcome = wincode::deserialize::<BackendWelcome>(welcome).ok();
-        let welcome = welcome.filter(|welcome| welcome.models.len() == self.offered.len());
         let Some(BackendWelcome { backend, models, model_threads, claim }) = welcome else {
             return Err("the scheduler's welcome does not decode; do both sides run the same version?".into());
         };
         let named = parse(&model_threads)?;
         self.model_threads.resize_with(named.len(), Route::default);
         let welcomed = Welcomed { backend, pass: model_threads.pass, model_threads: named };
-        self.models = models.into_iter().zip(self.offered.iter().copied()).collect();
+        self.models = self.offers.handle_answered(models)?.collect();
         (self.claim, self.clock, self.state) = (claim, ClockSync::start(now), State::Welcomed);
         self.look_around();
         Ok(welcomed)
+    }
+
+    /// The scheduler names models that we have offered since its welcome.
+    ///
+    /// # Errors
+    /// If those are not as many as we had offered.
+    pub(super) fn handle_offered(&mut self, models: Vec<ModelId>) -> Result<(), String> {
+        self.models.extend(self.offers.handle_answered(models)?);
+        self.look_around();
+        Ok(())
+    }
+
+    /// More of what we host that the scheduler may be told now.
+    pub(super) fn poll_offers(&mut self) -> Option<BackendToControl> {
+        if self.is_welcomed() { self.offers.poll_page() } else { None }
     }
 
     /// A connection has ended.
@@ -179,7 +193,8 @@ impl Session {
     }
 
     fn look_around(&mut self) {
-        if self.scheduler.is_up && self.model_threads.iter().all(|route| route.is_up) {
+        let is_up = self.scheduler.is_up && self.model_threads.iter().all(|route| route.is_up);
+        if is_up && self.offers.is_over() {
             self.state = State::Joined;
         }
     }
@@ -241,7 +256,7 @@ impl Session {
         matches!(self.state, State::Welcomed | State::Joined)
     }
 
-    /// Whether we are also connected to all its ModelThreads.
+    /// Whether we are also connected to all its ModelThreads, and have named all that we host.
     pub(super) fn is_joined(&self) -> bool {
         self.state == State::Joined
     }

@@ -2,9 +2,9 @@
 //! The READ of a task's input out of its frontend's slot, and of its guard before, if it has one; and the
 //! WRITE of its answer into it.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
-use proto::{ModelId, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES};
+use proto::{FrontendId, ModelId, TaskId, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES};
 use transport::{ConnectionId, Transfer};
 
 use super::{Core, Output, Run};
@@ -15,6 +15,11 @@ use crate::{
 };
 
 impl Core {
+    /// The driver could not post a transfer from or to this frontend.
+    pub fn note_not_posted(&mut self, frontend: FrontendId, why: impl Display) {
+        self.told.transfers.note(frontend, why);
+    }
+
     /// What a GPU's own memory is registered as, if the model's inputs are READ into that.
     fn landing(&self, gpu: usize, model: ModelId) -> Option<u32> {
         let takes = self.loaded(model).executor.on_gpus().is_some_and(OnGpus::takes_inputs_ahead);
@@ -56,7 +61,7 @@ impl Core {
 
     /// A READ to post; nothing if it cannot be done.
     pub(super) fn read(
-        &self,
+        &mut self,
         (place, tasks): (Place, usize),
         model: ModelId,
         task: TaskId,
@@ -66,8 +71,8 @@ impl Core {
         let bytes = tasks * input_bytes as usize;
         let remote = self.links.remote(frontend, input_offset, bytes);
         if remote.is_none() {
-            let frontend = frontend.0;
-            tracing::warn!(frontend, input_offset, "no link to the frontend, or an input outside its arena");
+            let text = format_args!("no link, or an input outside its arena, at {input_offset}");
+            self.told.transfers.note(frontend, text);
         }
         let transfer = to_here(place, remote?, self.input_at(place, model), bytes);
         Some(Output::Read { connection: remote?.0, task, transfer })
@@ -76,7 +81,7 @@ impl Core {
     /// A READ of guards to post; nothing if it cannot be done. They go to staging memory, where they can be looked at,
     /// and where an input has room for its guard.
     pub(super) fn read_guards(
-        &self,
+        &mut self,
         (place, tasks): (Place, usize),
         model: ModelId,
         task: TaskId,
@@ -85,7 +90,7 @@ impl Core {
         let frontend = task.frontend();
         let remote = self.links.remote_guards(frontend, slot, tasks);
         if remote.is_none() {
-            tracing::warn!(frontend = frontend.0, slot, "no link to the frontend, or a guard outside its arena");
+            self.told.transfers.note(frontend, format_args!("no link, or a guard outside its arena, of slot {slot}"));
         }
         let at = (self.config.lkey, self.config.staging.input_offset(place, self.loaded(model).shape));
         let transfer = to_here(place, remote?, at, tasks * GUARD_BYTES);
@@ -93,15 +98,12 @@ impl Core {
     }
 
     /// A WRITE_WITH_IMM to post; nothing if it cannot be done.
-    pub(super) fn write(&self, push: Push) -> Option<Output> {
+    pub(super) fn write(&mut self, push: Push) -> Option<Output> {
         let Push { place, model, frontend, answer_offset, immediate, header, text } = push;
         let bytes = ANSWER_HEADER_BYTES + header.payload_bytes as usize;
         let Some((connection, remote_address, rkey)) = self.links.remote(frontend, answer_offset, bytes) else {
-            tracing::warn!(
-                frontend = frontend.0,
-                answer_offset,
-                "no link to the frontend, or an answer outside its arena"
-            );
+            let text = format_args!("no link, or an answer outside its arena, at {answer_offset}");
+            self.told.transfers.note(frontend, text);
             return None;
         };
         let transfer = Transfer {

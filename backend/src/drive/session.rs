@@ -11,8 +11,8 @@ use std::{
 };
 
 use proto::{
-    Brought, LatencyProfile, LoadId, Span, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES,
-    turns::TurnWatch,
+    Brought, LatencyProfile, LoadId, Span, TaskId, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES,
+    slot::GUARD_BYTES, turns::TurnWatch,
 };
 use repository::Refused;
 use transport::{Access, Arm, Clock, Endpoint, EndpointConfig, Region, Waker};
@@ -112,8 +112,7 @@ impl<'a> Session<'a> {
         let (memory_pages, host_pages) = (config.memory_pages()?, config.host_pages()?);
         let schedulers = schedulers.to_vec();
         let core_config = CoreConfig { schedulers, token, staging, lkey, landings, memory_pages, host_pages };
-        let mut core =
-            Core::new(core_config, models).map_err(|error| BackendError::Config(format!("placement: {error}")))?;
+        let mut core = Core::new(core_config, models);
         core.handle_not_loaded(not_loaded);
         let waker = endpoint.waker();
         let drain_timeout = Span::from_millis(i64::try_from(config.drain_timeout_ms).unwrap_or(i64::MAX / 1_000_000));
@@ -224,13 +223,13 @@ impl<'a> Session<'a> {
             }
             Output::Read { connection, task, transfer } => {
                 if let Err(error) = self.endpoint.read(connection, transfer) {
-                    tracing::warn!(task = task.0, %error, "cannot read an input");
+                    self.core.note_not_posted(task.frontend(), format_args!("an input cannot be read: {error}"));
                     self.core.handle_read_failed(now, transfer.token);
                 }
             }
             Output::ReadGuards { connection, task, transfer } => {
                 if let Err(error) = self.endpoint.read(connection, transfer) {
-                    tracing::warn!(task = task.0, %error, "cannot read a guard");
+                    self.core.note_not_posted(task.frontend(), format_args!("a guard cannot be read: {error}"));
                     self.core.handle_read_failed(now, transfer.token);
                 }
             }
@@ -246,7 +245,8 @@ impl<'a> Session<'a> {
                     self.staged.region().write(transfer.local_offset + ANSWER_HEADER_BYTES, text.as_bytes());
                 }
                 if let Err(error) = self.endpoint.write_with_immediate(connection, transfer, immediate) {
-                    tracing::warn!(task = header.task, %error, "cannot write an answer");
+                    let frontend = TaskId(header.task).frontend();
+                    self.core.note_not_posted(frontend, format_args!("an answer cannot be written: {error}"));
                     self.core.handle_write_failed(now, transfer.token);
                 }
             }

@@ -605,7 +605,9 @@ impl World {
                 other @ (Addressed::Control(FrontendToControl::ChangeModel { .. })
                 | Addressed::Control(FrontendToControl::Link { .. })
                 | Addressed::ModelThread(FrontendToModelThread::Open { .. })
-                | Addressed::Control(FrontendToControl::Misses { .. })) => panic!("nobody asked for that: {other:?}"),
+                | Addressed::Control(FrontendToControl::Misses { .. } | FrontendToControl::PageRead)) => {
+                    panic!("nobody asked for that: {other:?}")
+                }
                 Addressed::ModelThread(FrontendToModelThread::Fenced { unanswered, .. }) => {
                     for id in unanswered {
                         let task = self.tasks.get_mut(&id).expect("an unanswered task has not ended");

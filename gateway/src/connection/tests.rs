@@ -187,7 +187,7 @@ impl Peer {
             | Addressed::Control(FrontendToControl::Obeys { .. })
             | Addressed::ModelThread(FrontendToModelThread::AllOpen) => {}
             other @ (Addressed::ModelThread(FrontendToModelThread::Fenced { .. })
-            | Addressed::Control(FrontendToControl::Misses { .. })) => {
+            | Addressed::Control(FrontendToControl::Misses { .. } | FrontendToControl::PageRead)) => {
                 panic!("nobody asked for that: {other:?}")
             }
         }

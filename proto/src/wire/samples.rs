@@ -229,7 +229,7 @@ structs! { struct_lines:
     ModelThreads { addresses, pass }
     FrontendHello { link_address, known_as, standing }
     FrontendWelcome { frontend, model_threads, claim }
-    BackendHello { gpus, memory_pages, models, known_as, standing }
+    BackendHello { gpus, memory_pages, models, more, known_as, standing }
     BackendWelcome { backend, models, model_threads, claim }
     ModelOffer { name, version, profile, input_bytes, gpu_indexes, weights, cost, queue_max }
     Undelivered { task, link }
@@ -260,6 +260,7 @@ enums! { enum_lines:
         Link { backend, link }
         Obeys { epoch }
         Misses { misses }
+        PageRead {}
     }
     FrontendToModelThread {
         Cancel { task, model }
@@ -282,6 +283,7 @@ enums! { enum_lines:
         Leaving {}
         Loaded { load, outcome }
         NotLoaded { name, version, reason }
+        Offers { models }
         Unloaded { model }
         Resident { gpu, models, is_last }
         InHostMemory { models, is_there }
@@ -318,11 +320,13 @@ enums! { enum_lines:
         ModelState { name, state, loads, brought }
         NotLoaded { name, version, reason }
         ModelChanged { change, refused }
+        PageEnd {}
     }
     SchedulerToBackend {
         FrontendLeft { frontend }
         Clock { 0 }
         FrontendJoined { frontend, link_address, pass }
+        Offered { models }
         Load { load, name, brought }
         Host { load, version, model }
         Discard { load }

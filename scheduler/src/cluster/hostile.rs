@@ -251,7 +251,8 @@ impl World {
                 1 => Some(3),
                 _ => None,
             };
-            let hello = BackendHello { memory_pages, ..BackendHello::new(gpus, models) };
+            let more = [0, 0, 0, 1, 3, u32::MAX][self.rng.random_range(0..6)];
+            let hello = BackendHello { memory_pages, more, ..BackendHello::new(gpus, models) };
             if let Ok(welcome) = self.cluster.handle_backend_joined(self.now, hello) {
                 self.connect(Member::Backend(welcome.backend), welcome.model_threads.pass);
                 self.backends.push(welcome.backend);
@@ -270,7 +271,8 @@ impl World {
         let Some(frontend) = self.pick(&self.frontends.clone()) else { return };
         let (task, model) = (self.task(frontend), self.model());
         let message: FrontendToScheduler = match self.rng.random_range(0..12) {
-            10 => match self.rng.random_range(0..3) {
+            10 => match self.rng.random_range(0..4) {
+                3 => FrontendToControl::PageRead.into(),
                 0 => FrontendToControl::Link { backend: self.good.1, link: LinkId(self.number(3) as u32) }.into(),
                 1 => FrontendToControl::Obeys { epoch: self.epoch() }.into(),
                 _ => FrontendToControl::Misses { misses: self.rng.random() }.into(),
@@ -341,7 +343,11 @@ impl World {
             (0..world.rng.random_range(0..4)).map(|_| one(world)).collect::<Vec<_>>()
         };
         let gpu = GpuId(self.number(6) as u32);
-        let message: BackendToScheduler = match self.rng.random_range(0..18) {
+        let message: BackendToScheduler = match self.rng.random_range(0..19) {
+            18 => {
+                let models = (0..self.rng.random_range(0..4)).map(|_| self.offer()).collect();
+                BackendToControl::Offers { models }.into()
+            }
             14 => {
                 let most = [0, 1, 3, 1_025][self.rng.random_range(0..4)];
                 let models =

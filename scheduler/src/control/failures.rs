@@ -5,12 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use proto::{
-    BackendId, FrontendId, frontend_to_scheduler::NAME_BYTES_MAX, scheduler_to_frontend::REASON_BYTES_MAX,
-    scheduler_to_frontend::SchedulerToFrontend,
-};
+use proto::{BackendId, frontend_to_scheduler::NAME_BYTES_MAX, scheduler_to_frontend::REASON_BYTES_MAX};
 
-use super::{Control, ControlOutput};
+use super::{Control, topics::Topic};
 
 /// Versions of models of which it is remembered why they could not be loaded.
 const KEPT_MAX: usize = 256;
@@ -32,6 +29,16 @@ impl Failures {
         is_kept
     }
 
+    /// Of which models and versions it is kept.
+    pub(super) fn names(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.keys().map(|(name, version)| (name.as_str(), version.as_str()))
+    }
+
+    /// Why one of them could not be loaded.
+    pub(super) fn reason(&self, name: &str, version: &str) -> Option<&str> {
+        self.0.get(&(name.to_owned(), version.to_owned())).map(|(_, reason)| reason.as_str())
+    }
+
     fn remove(&mut self, is_over: impl Fn(&str, BackendId) -> bool) -> Vec<(String, String)> {
         let over = self.0.extract_if(.., |(name, _), (backend, _)| is_over(name, *backend));
         over.map(|(key, _)| key).collect()
@@ -42,39 +49,26 @@ impl Control {
     /// A model, or a version of it, could not be loaded by this backend, or, if it is nobody, as a client wanted.
     pub(super) fn on_not_loaded(&mut self, backend: BackendId, of: (&str, &str), mut reason: String) {
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-        if self.failures.insert(of, backend, reason.clone()) {
-            self.tell_failure(of, Some(&reason));
+        if self.failures.insert(of, backend, reason) {
+            self.tell_each(&topic(of));
         }
     }
 
     /// All that is known of a model's failures is over.
     pub(super) fn forget_failures_of(&mut self, name: &str) {
         let over = self.failures.remove(|other, _| other == name);
-        over.iter().for_each(|(name, version)| self.tell_failure((name, version), None));
+        over.iter().for_each(|(name, version)| self.tell_each(&topic((name, version))));
     }
 
     /// What a backend could not load that is not there any more does not matter.
     pub(super) fn forget_failures_at(&mut self, backend: BackendId) {
         let over = self.failures.remove(|_, other| other == backend);
-        over.iter().for_each(|(name, version)| self.tell_failure((name, version), None));
-    }
-
-    fn tell_failure(&mut self, of: (&str, &str), reason: Option<&str>) {
-        for &frontend in self.members.frontends.keys() {
-            self.outputs.push_back(ControlOutput::ToFrontend(frontend, message(of, reason)));
-        }
-    }
-
-    /// Tells a new frontend.
-    pub(super) fn tell_failures(&mut self, frontend: FrontendId) {
-        let all = self.failures.0.iter().map(|((name, version), (_, reason))| message((name, version), Some(reason)));
-        self.outputs.extend(all.map(|message| ControlOutput::ToFrontend(frontend, message)));
+        over.iter().for_each(|(name, version)| self.tell_each(&topic((name, version))));
     }
 }
 
-fn message((name, version): (&str, &str), reason: Option<&str>) -> SchedulerToFrontend {
-    let (name, version) = (name.to_owned(), version.to_owned());
-    SchedulerToFrontend::NotLoaded { name, version, reason: reason.map(str::to_owned) }
+fn topic((name, version): (&str, &str)) -> Topic {
+    Topic::Failure(name.to_owned(), version.to_owned())
 }
 
 #[cfg(test)]

@@ -7,18 +7,19 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    FrontendId, LoadId, ModelId, Span, Timestamp,
+    LoadId, ModelId, Span, Timestamp,
     backend_to_scheduler::LoadOutcome,
     brought::CONFIG_BYTES_MAX,
     frontend_to_scheduler::{ModelChange, NAME_BYTES_MAX},
     scheduler_to_backend::SchedulerToBackend,
-    scheduler_to_frontend::{DropReason, SchedulerToFrontend},
+    scheduler_to_frontend::DropReason,
 };
 
 use super::{
     BackendId, Control, ControlOutput,
     changes::{Asked, Ended, Outcome, Waiter, Wish},
     members::Hosted,
+    topics::Topic,
 };
 use crate::news::ControlToShard;
 
@@ -79,7 +80,7 @@ impl Control {
                 return;
             }
         }
-        self.tell_state(name);
+        self.tell_each(&Topic::State(name.to_owned()));
     }
 
     /// A backend has ended a load.
@@ -121,7 +122,7 @@ impl Control {
                 reason
             }
         };
-        self.tell_state(&name);
+        self.tell_each(&Topic::State(name.clone()));
         for waiter in waiters {
             self.answer(waiter, refused.clone());
         }
@@ -176,27 +177,6 @@ impl Control {
     }
 
     fn answer(&mut self, (frontend, change): Waiter, refused: Option<String>) {
-        let message = SchedulerToFrontend::ModelChanged { change, refused };
-        self.outputs.push_back(ControlOutput::ToFrontend(frontend, message));
-    }
-
-    fn tell_state(&mut self, name: &str) {
-        let message = self.state_of(name);
-        for &frontend in self.members.frontends.keys() {
-            self.outputs.push_back(ControlOutput::ToFrontend(frontend, message.clone()));
-        }
-    }
-
-    /// Tells a new frontend what clients have made of models.
-    pub(super) fn tell_states(&mut self, frontend: FrontendId) {
-        for name in self.changes.names() {
-            self.outputs.push_back(ControlOutput::ToFrontend(frontend, self.state_of(name)));
-        }
-    }
-
-    fn state_of(&self, name: &str) -> SchedulerToFrontend {
-        let (state, loads) = self.changes.state(name);
-        let brought = self.changes.brought(name).cloned();
-        SchedulerToFrontend::ModelState { name: name.to_owned(), state, loads, brought }
+        self.tell(frontend, [Topic::Changed(change, refused)]);
     }
 }

@@ -8,16 +8,16 @@ use std::{
 
 use proto::{
     BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp, Weights,
-    backend_to_scheduler::{BackendHello, ModelOffer, PRIORITIES, ResidentModel},
-    frontend_to_scheduler::{ADDRESS_BYTES_MAX, NAME_BYTES_MAX},
+    backend_to_scheduler::{BackendHello, GPUS_PER_BACKEND_MAX, ModelOffer, ResidentModel},
+    frontend_to_scheduler::ADDRESS_BYTES_MAX,
     hello::Member,
     request_times::RequestTimes,
     scheduler_to_frontend::{DropReason, NetworkTimes},
-    weights::{LOAD_MAX, PAGES_MAX, WeightsTally},
+    weights::{PAGES_MAX, WeightsTally},
 };
 use thiserror::Error;
 
-use super::reach::Reach;
+use super::{offers::check_offer, reach::Reach, topics::Announcements};
 use crate::{MODELS_MAX, estimates::TOLERANCE, messages::NetworkBudget};
 
 /// How long a new member is waited for until it is to blame for links that are missing.
@@ -26,7 +26,6 @@ pub(super) const LINK_GRACE: Span = Span::from_millis(2_000);
 /// The most of each kind that the scheduler keeps track of.
 const FRONTENDS_MAX: usize = 1024;
 pub(super) const BACKENDS_MAX: usize = 4096;
-const GPUS_PER_BACKEND_MAX: u32 = 64;
 
 /// Why a member was refused; the member prints it.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -74,6 +73,7 @@ pub(super) struct Frontend {
     pub(super) link_address: String,
     /// What it was last told of each model.
     pub(super) told: BTreeMap<ModelId, Told>,
+    pub(super) announcements: Announcements,
     /// Tells it from another member of its name, and makes passes of backends ([`LinkPass`](proto::LinkPass)).
     pub(super) token: u64,
     /// What it brings along once it obeys us.
@@ -107,6 +107,8 @@ pub(super) struct Told {
 struct Joining {
     /// ModelThreads that it has yet to connect to.
     threads: usize,
+    /// Models that it has yet to offer.
+    offers: usize,
     /// From then on it is to blame for links that are missing.
     grace_until: Timestamp,
 }
@@ -317,9 +319,10 @@ impl Members {
                 id
             }
         };
-        let joining = Joining { threads, grace_until: now + LINK_GRACE };
-        let (told, heir) = (BTreeMap::new(), Heir::default());
-        self.frontends.insert(id, Frontend { link_address, told, token: known.token, heir, joining });
+        let joining = Joining { threads, offers: 0, grace_until: now + LINK_GRACE };
+        let (told, announcements, heir) = (BTreeMap::new(), Announcements::default(), Heir::default());
+        let entry = Frontend { link_address, told, announcements, token: known.token, heir, joining };
+        self.frontends.insert(id, entry);
         Ok(id)
     }
 
@@ -336,7 +339,7 @@ impl Members {
             return Err(JoinError::TooMany { kind: "backends", max: BACKENDS_MAX });
         }
         let offers = check_offers(&hello)?;
-        if self.models.len() + offers.len() > MODELS_MAX {
+        if self.models.len() + offers.len() + hello.more as usize > MODELS_MAX {
             return Err(JoinError::TooMany { kind: "models", max: MODELS_MAX });
         }
         let known = Known { id: hello.known_as, token: hello.standing.token };
@@ -354,39 +357,72 @@ impl Members {
                 id
             }
         };
-        let mut reprofiled = BTreeSet::new();
-        let (mut models, mut taken, mut in_vain) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
-        let mut hosted: Vec<Vec<ModelId>> = vec![Vec::new(); hello.gpus as usize];
+        let gpus = (0..hello.gpus).map(|index| {
+            let memory = hello.memory_pages.map(Memory::new);
+            self.add_gpu(Gpu { backend, index, models: Vec::new(), is_usable: true, planned: None, memory })
+        });
+        let gpus = gpus.collect();
+        let joining = Joining { threads, offers: hello.more as usize, grace_until: now + LINK_GRACE };
+        let (linked, offered, in_vain) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let (token, leaves, obeys, owes) = (known.token, false, false, false);
+        let (tally, on_disk) = (WeightsTally::default(), BTreeSet::new());
+        let entry =
+            Backend { gpus, offers: offered, in_vain, linked, joining, tally, on_disk, leaves, token, obeys, owes };
+        self.backends.insert(backend, entry);
+        Ok(self.take_offers(backend, offers, unwanted))
+    }
+
+    /// Takes in more of what a backend that has just joined offers.
+    ///
+    /// # Errors
+    /// If its hello did not tell of so many, or one of them is wrong.
+    pub(super) fn add_offers(
+        &mut self,
+        now: Timestamp,
+        backend: BackendId,
+        offers: &[ModelOffer],
+        unwanted: impl Fn(&str) -> bool,
+    ) -> Result<Joined, String> {
+        let Some(entry) = self.backends.get_mut(&backend) else { return Err("it has left".to_owned()) };
+        let expected = entry.joining.offers;
+        if offers.is_empty() || offers.len() > expected {
+            return Err(format!("it offers {} models more, expected 1 to {expected}", offers.len()));
+        }
+        // Whoever has much to tell has had no time to link to anybody.
+        (entry.joining.offers, entry.joining.grace_until) = (expected - offers.len(), now + LINK_GRACE);
+        let offers: Vec<_> =
+            offers.iter().map(|offer| self.checked(backend, &offer.name, offer)).collect::<Result<_, _>>()?;
+        Ok(self.take_offers(backend, offers, unwanted))
+    }
+
+    /// Whether a backend has named all models that it offers.
+    pub(super) fn has_offered(&self, backend: BackendId) -> bool {
+        self.backends.get(&backend).is_some_and(|entry| entry.joining.offers == 0)
+    }
+
+    fn take_offers(&mut self, backend: BackendId, offers: Vec<ModelOffer>, unwanted: impl Fn(&str) -> bool) -> Joined {
+        let (mut models, mut reprofiled) = (Vec::new(), BTreeSet::new());
         for offer in offers {
             let (model, changed) = self.merge_offer(&offer);
             if changed {
                 reprofiled.insert(model);
             }
             models.push(model);
+            let profile = self.shared(model, &offer.profile);
+            let entry = self.backends.get_mut(&backend).expect("it has been added");
             if unwanted(&offer.name) {
-                in_vain.insert(model);
+                entry.in_vain.insert(model);
                 continue;
             }
-            taken.insert(model, Offer { profile: self.shared(model, &offer.profile), cost: offer.cost });
+            entry.offers.insert(model, Offer { profile, cost: offer.cost });
             for &index in &offer.gpu_indexes {
-                hosted[index as usize].push(model);
+                let gpu = self.gpus.get_mut(&entry.gpus[index as usize]).expect("GPUs leave with their backend");
+                if let Err(at) = gpu.models.binary_search(&model) {
+                    gpu.models.insert(at, model);
+                }
             }
         }
-        let mut gpus = Vec::new();
-        for (index, mut models) in hosted.into_iter().enumerate() {
-            models.sort_unstable();
-            models.dedup();
-            let memory = hello.memory_pages.map(Memory::new);
-            let index = index as u32;
-            gpus.push(self.add_gpu(Gpu { backend, index, models, is_usable: true, planned: None, memory }));
-        }
-        let joining = Joining { threads, grace_until: now + LINK_GRACE };
-        let linked = BTreeMap::new();
-        let (token, leaves, obeys, owes) = (known.token, false, false, false);
-        let (tally, on_disk, offers) = (WeightsTally::default(), BTreeSet::new(), taken);
-        let entry = Backend { gpus, offers, in_vain, linked, joining, tally, on_disk, leaves, token, obeys, owes };
-        self.backends.insert(backend, entry);
-        Ok(Joined { backend, models, reprofiled })
+        Joined { backend, models, reprofiled }
     }
 
     fn add_gpu(&mut self, gpu: Gpu) -> GpuId {
@@ -768,7 +804,7 @@ impl Members {
     /// Who is to be used and served now.
     pub(super) fn reach(&self, now: Timestamp) -> Reach {
         let counts = |joining: &Joining| joining.grace_until <= now;
-        let has_joined = |joining: &Joining| joining.threads == 0;
+        let has_joined = |joining: &Joining| joining.threads == 0 && joining.offers == 0;
         let backends = self.backends.iter().filter(|(_, entry)| has_joined(&entry.joining) && !entry.leaves);
         let backends = backends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.backends.contains(&id)));
         let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));
@@ -845,43 +881,6 @@ fn check_offers(hello: &BackendHello) -> Result<Vec<ModelOffer>, JoinError> {
     let check = |offer| check_offer(hello.gpus, hello.memory_pages, offer).map_err(JoinError::BadOffer);
     let checked = hello.models.iter().map(check);
     checked.collect()
-}
-
-/// An offer with its profile validated, or what is wrong with it.
-fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOffer) -> Result<ModelOffer, String> {
-    let ModelOffer { name, version, profile, gpu_indexes, queue_max, .. } = offer;
-    if name.is_empty() || name.len() > NAME_BYTES_MAX || version.len() > NAME_BYTES_MAX {
-        return Err(format!("a model's name and version have 1 to {NAME_BYTES_MAX} bytes, found {}", name.len()));
-    }
-    if let Some(index) = gpu_indexes.iter().find(|index| **index >= gpus) {
-        return Err(format!("{name} names GPU {index} of {gpus} (they count from 0)"));
-    }
-    if queue_max.len() > PRIORITIES {
-        return Err(format!("{name} bounds requests of {} priorities, expected at most {PRIORITIES}", queue_max.len()));
-    }
-    if let Some(BatchCost { fixed, per_task_ppm }) = offer.cost {
-        let is_right =
-            (Span::ZERO..=LOAD_MAX).contains(&fixed) && (1..=BatchCost::PER_TASK_MAX).contains(&per_task_ppm);
-        if !is_right {
-            return Err(format!(
-                "{name}: a batch costs {fixed} and {per_task_ppm} millionths for each further task, expected at most \
-                 {LOAD_MAX} and 1 to {}",
-                BatchCost::PER_TASK_MAX
-            ));
-        }
-    }
-    let profile = profile.clone().validated().map_err(|error| format!("{name}: {error}"))?;
-    // Where memory is not short, weights take nothing.
-    let weights = memory_pages.map_or(Weights::default(), |_| offer.weights);
-    if memory_pages.is_some_and(|pages| weights.pages > pages) {
-        return Err(format!("{name} takes {} pages of a memory that has {}", weights.pages, memory_pages.unwrap_or(0)));
-    }
-    for (span, what) in [(weights.load, "to load"), (weights.read, "to read from disk")] {
-        if !(Span::ZERO..=LOAD_MAX).contains(&span) {
-            return Err(format!("{name} takes {span} {what}, expected at most {LOAD_MAX}"));
-        }
-    }
-    Ok(ModelOffer { profile, weights, ..offer.clone() })
 }
 
 #[cfg(test)]

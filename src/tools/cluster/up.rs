@@ -20,8 +20,6 @@ use crate::{
 
 /// How often it is said what is waited for.
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
-/// Models that a line names; of the others their number.
-const NAMES_MAX: usize = 20;
 /// A backend joins with all models that it could load, and frontends hear of them within this.
 const JOIN_SPAN: Duration = Duration::from_secs(5);
 
@@ -166,9 +164,9 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let at = at.into_iter().chain(cluster.layout.grpc.iter().map(|grpc| format!("grpc://{grpc}")));
     let at: Vec<String> = at.collect();
     let has_digits = is_demo && served.iter().any(|name| name == "digits");
-    let served = match &served[..] {
-        [] => "no model is loaded yet,".to_owned(),
-        served => told_names(&served.iter().map(String::as_str).collect::<Vec<_>>()),
+    let served = match served.is_empty() {
+        true => "no model is loaded yet,".to_owned(),
+        false => repository::told(served.iter().map(String::as_str)),
     };
     notices::tell(&format!("ready: {served} at {}", at.join(", ")));
     if has_digits && cluster.observer.is_none() {
@@ -262,6 +260,7 @@ fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
     let mut told = Instant::now();
     while !missing.is_empty() {
         cluster.check()?;
+        let mut given_up = Vec::new();
         missing.retain(|(name, hosts)| {
             let is_served = is_served(name);
             if is_served {
@@ -274,26 +273,23 @@ fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
             let has_failed = |&host: &usize| joined[host].is_some_and(|at| at.elapsed() > JOIN_SPAN);
             let is_given_up = !is_served && hosts.iter().all(has_failed);
             if is_given_up {
-                notices::warn(&format!("model {name} is not served: its backend could not load it, see the log"));
+                given_up.push(*name);
             }
             !is_served && !is_given_up
         });
+        if !given_up.is_empty() {
+            let names = repository::told(given_up.into_iter());
+            notices::warn(&format!("not served, as no backend could load it, see the log: {names}"));
+        }
         if told.elapsed() > PROGRESS_EVERY && !missing.is_empty() {
-            let names: Vec<&str> = missing.iter().map(|(name, _)| *name).collect();
-            notices::tell(&format!("loading and measuring: {}", told_names(&names)));
+            let names = repository::told(missing.iter().map(|(name, _)| *name));
+            notices::tell(&format!("loading and measuring: {names}"));
             told = Instant::now();
         }
         std::thread::sleep(LOOK);
     }
     served.sort_unstable();
     Ok(served)
-}
-
-/// The first of these, and how many more there are.
-fn told_names(names: &[&str]) -> String {
-    let (first, rest) = names.split_at(names.len().min(NAMES_MAX));
-    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-    format!("{}{more}", first.join(", "))
 }
 
 #[cfg(test)]

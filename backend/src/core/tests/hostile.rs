@@ -67,7 +67,7 @@ impl Attack {
         let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
-            core: Core::new(config, models).unwrap(),
+            core: Core::new(config, models),
             staging,
             now: Timestamp(1_000_000_000),
             next_connection: 1,
