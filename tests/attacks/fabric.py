@@ -37,8 +37,18 @@ def sized(data):
     return struct.pack("<Q", len(data)) + data
 
 
+# Of a member that no scheduler has named, and that obeys nobody: its token, and the era and epoch of nobody.
+STANDING = struct.pack("<QQIH", 0, 0, 0, 0)
+
+
 def frontend_hello(link_address):
-    return struct.pack("<I", 0) + sized(link_address)
+    """A `SchedulerHello::Frontend` that is whole (proto/src/frontend_to_scheduler.rs)."""
+    return struct.pack("<I", 0) + sized(link_address) + b"\0" + STANDING
+
+
+def backend_hello(gpus, models=0, more=0):
+    """A `SchedulerHello::Backend` without models that says how many of them follow, here or later."""
+    return struct.pack("<IIBQI", 1, gpus, 0, models, more) + b"\0" + STANDING
 
 
 def read_exactly(connection, count):

@@ -231,30 +231,56 @@ def false_server(scene):
 
 @attack(limit_s=10)
 def hostile_member(scene):
-    """A member that knows the secret says that it can be reached at an address of 20,000 bytes, at none, or at one
-    that is no address; then hellos that do not decode."""
+    """A member that knows the secret says that it can be reached at an address of 20,000 bytes, or at none, offers no
+    GPU, or four billion models; then hellos that do not decode. The same hellos with what a member says are taken."""
     cluster, seen = scene.cluster, []
     versions = fabric.versions_of(cluster.scheduler)
-    hellos = [
-        fabric.frontend_hello(address)
-        for address in (b"a" * 20_000, b"", b"a" * 129, b"999.1.1.1:0", b"\xff\xfe", b"a" * 128)
-    ]
-    hellos += [fabric.frontend_hello(b"\n\x1b[31m127.0.0.1:1"), fabric.frontend_hello(b"127.0.0.1:1") + bytes(100), b""]
-    hellos += [
+
+    def said(hello, address):
+        try:
+            connection, kind, content = fabric.join(address, versions, cluster.secret, hello, (STRANGER, 4791))
+            connection.close()
+        except OSError:
+            return "closed"
+        named = {fabric.ANSWER: "taken", fabric.CLOSE: "refused: "}.get(kind, str(kind))
+        return named + (content[8:].decode(errors="replace") if kind == fabric.CLOSE else "")
+
+    frontend, backend = fabric.frontend_hello, fabric.backend_hello
+    whole = {
+        # Each beside its control: what it says that is wrong is all that is wrong.
+        frontend(b"127.0.0.1:1"): "taken",
+        frontend(b"a" * 128): "taken",
+        frontend(b"\n\x1b[31m127.0.0.1:1"): "taken",
+        frontend(b"a" * 129): "link_address has 129 bytes",
+        frontend(b"a" * 20_000): "link_address has 20000 bytes",
+        frontend(b""): "link_address has 0 bytes",
+        backend(1): "taken",
+        backend(0): "gpus is 0, expected 1 to 64",
+        backend(65): "gpus is 65, expected 1 to 64",
+        backend(1, more=1): "taken",
+        backend(1, more=0xFFFF_FFFF): "takes no more",
+    }
+    torn = [
+        frontend(b"\xff\xfe"),
+        frontend(b"127.0.0.1:1")[:-1],
+        backend(1, models=1 << 61),
+        b"",
         struct.pack("<IQ", 0, 1 << 62),
         struct.pack("<I", 77),
         struct.pack("<IIQ", 1, 1 << 31, 1 << 61),
-        bytes(60_000),
+        os.urandom(500),
     ]
-    hellos += [struct.pack("<IIIQ", 2, 1, 0, 0), struct.pack("<IIQ", 1, 64, 0), os.urandom(500)]
-    for hello in hellos:
-        for address in (cluster.scheduler, cluster.link):
-            try:
-                connection, kind, _ = fabric.join(address, versions, cluster.secret, hello, (STRANGER, 4791))
-                seen.append({fabric.ANSWER: "taken", fabric.CLOSE: "refused"}.get(kind, str(kind)))
-                connection.close()
-            except OSError:
-                seen.append("closed")
+    for hello, expected in whole.items():
+        found = said(hello, cluster.scheduler)
+        scene.expect(expected in found, f"a hello of {len(hello)} bytes: found {found}, expected {expected}")
+        seen.append(found.split(":")[0])
+    for hello in torn:
+        found = said(hello, cluster.scheduler)
+        scene.expect("does not decode" in found, f"a torn hello of {len(hello)} bytes: found {found}")
+        seen.append(found.split(":")[0])
+    # No frontend takes a scheduler's hello for a backend's.
+    for hello in [*whole, *torn]:
+        scene.expect("taken" != said(hello, cluster.link), f"a frontend took a hello of {len(hello)} bytes")
     scene.expect(cluster.members["scheduler"].is_alive(), "the scheduler died")
     return ", ".join(f"{what} x {seen.count(what)}" for what in sorted(set(seen)))
 
