@@ -4,7 +4,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::Write as _,
+    io::{self, ErrorKind, Write},
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
 };
@@ -69,10 +69,11 @@ impl TraceFile {
     }
 }
 
-fn write_all(mut file: File, (path, traces): &(PathBuf, Traces), waiting: &Receiver<String>) {
+fn write_all(file: File, (path, traces): &(PathBuf, Traces), waiting: &Receiver<String>) {
+    let mut lines = Lines { file, is_torn: false };
     let mut is_written = true;
     for line in waiting {
-        let written = file.write_all(line.as_bytes());
+        let written = lines.append(line.as_bytes());
         if let Err(cause) = &written
             && is_written
         {
@@ -84,6 +85,51 @@ fn write_all(mut file: File, (path, traces): &(PathBuf, Traces), waiting: &Recei
     }
 }
 
+/// What is written at the end of, and can be cut there.
+trait Sheet: Write {
+    /// Takes the last bytes away.
+    fn cut(&mut self, bytes: u64) -> io::Result<()>;
+}
+
+impl Sheet for File {
+    fn cut(&mut self, bytes: u64) -> io::Result<()> {
+        let length = self.metadata()?.len();
+        self.set_len(length.saturating_sub(bytes))
+    }
+}
+
+/// Whole lines: a disk that is full takes a part of one, which is taken away again.
+struct Lines<S> {
+    file: S,
+    /// The file ends with a part of a line.
+    is_torn: bool,
+}
+
+impl<S: Sheet> Lines<S> {
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        if self.is_torn {
+            // At least the next one stands alone.
+            self.file.write_all(b"\n")?;
+            self.is_torn = false;
+        }
+        let mut rest = line;
+        while !rest.is_empty() {
+            match self.file.write(rest) {
+                Ok(0) => return self.give_up(line.len() - rest.len(), ErrorKind::WriteZero.into()),
+                Ok(written) => rest = &rest[written..],
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) => return self.give_up(line.len() - rest.len(), cause),
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, written: usize, cause: io::Error) -> io::Result<()> {
+        self.is_torn = written > 0 && self.file.cut(written as u64).is_err();
+        Err(cause)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proto::{BackendId, Timestamp, stages::AnswerStamps};
@@ -91,6 +137,58 @@ mod tests {
 
     use super::*;
     use crate::{config::MetricsConfig, metrics::Metrics, testing};
+
+    /// A disk with so much room, which may not let a file be cut.
+    struct Disk {
+        bytes: Vec<u8>,
+        room: usize,
+        can_cut: bool,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.room);
+            if taken == 0 {
+                return Err(ErrorKind::StorageFull.into());
+            }
+            self.bytes.extend_from_slice(&bytes[..taken]);
+            self.room -= taken;
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Sheet for Disk {
+        fn cut(&mut self, bytes: u64) -> io::Result<()> {
+            if !self.can_cut {
+                return Err(ErrorKind::PermissionDenied.into());
+            }
+            self.bytes.truncate(self.bytes.len() - bytes as usize);
+            self.room += bytes as usize;
+            Ok(())
+        }
+    }
+
+    /// The half of a line that a full disk took once stood before the next trace, and no reader took either.
+    #[test]
+    fn a_full_disk_tears_no_line() {
+        for (can_cut, expected) in [(true, "first\nthird\n"), (false, "first\nsec\nthird\n")] {
+            let mut lines = Lines { file: Disk { bytes: Vec::new(), room: 9, can_cut }, is_torn: false };
+            lines.append(b"first\n").unwrap();
+            assert_eq!(lines.append(b"second\n").unwrap_err().kind(), ErrorKind::StorageFull);
+            lines.file.room += 100;
+            lines.append(b"third\n").unwrap();
+            assert_eq!(String::from_utf8_lossy(&lines.file.bytes), expected);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("traces");
+        std::fs::write(&path, "whole\nhal").unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().cut(3).unwrap();
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "whole\n");
+    }
 
     #[test]
     fn each_trace_is_a_line_and_a_file_that_cannot_be_opened_is_named() {
