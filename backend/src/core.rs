@@ -38,7 +38,7 @@ use proto::{
     scheduler_to_backend::{BatchPlan, SchedulerToBackend},
 };
 use repository::Refused;
-use transport::{ConnectionId, Event, Transfer};
+use transport::{ConnectionId, DisconnectReason, Event, Transfer};
 use wincode::SchemaWrite;
 
 use crate::{
@@ -408,7 +408,7 @@ impl Core {
                     self.sessions[index].handle_down(connection);
                     self.lose(now, index, reason.0);
                 }
-                None => self.on_link_broken(now, connection, &reason.0),
+                None => self.on_link_broken(now, connection, &reason),
             },
             Event::ReadDone { token, result, .. } => self.on_fetched(now, token, result.is_ok()),
             Event::WriteDone { token, result, .. } => self.on_pushed(now, token, result.is_ok()),
@@ -656,15 +656,15 @@ impl Core {
         self.tell_all(&BackendToControl::Linked { frontend, link });
     }
 
-    fn on_link_broken(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
-        match self.links.handle_broken(now, connection) {
+    fn on_link_broken(&mut self, now: Timestamp, connection: ConnectionId, reason: &DisconnectReason) {
+        match self.links.handle_broken(now, connection, reason.is_starved()) {
             Some(Broken::Link(frontend)) => {
-                tracing::warn!(frontend = frontend.0, reason, "the link to a frontend broke");
+                tracing::warn!(frontend = frontend.0, %reason, "the link to a frontend broke");
                 self.cut_off(now, frontend);
                 self.tell_all(&BackendToControl::Unlinked { frontend });
             }
             Some(Broken::Attempt(frontend)) => {
-                tracing::warn!(frontend = frontend.0, reason, "a frontend cannot be reached; trying again");
+                tracing::warn!(frontend = frontend.0, %reason, "a frontend cannot be reached; trying again");
             }
             None => {}
         }

@@ -23,6 +23,11 @@ use transport::ConnectionId;
 const BACKOFF_MIN: Span = Span::from_millis(20);
 /// The longest wait.
 const BACKOFF_MAX: Span = Span::from_millis(2_000);
+/// The first wait before a link is opened again whose frontend took nothing in, so that answers waited for it; each
+/// such end doubles it.
+const STARVED_MIN: Span = Span::from_millis(10_000);
+/// The longest such wait.
+const STARVED_MAX: Span = Span::from_millis(600_000);
 /// Frontends that a scheduler may name at once.
 pub const FRONTENDS_MAX: usize = 4_096;
 
@@ -85,6 +90,8 @@ struct Link {
     target: Target,
     state: State,
     backoff: Backoff,
+    /// After it has taken nothing in; it begins anew with another frontend only.
+    starved: Backoff,
 }
 
 #[derive(Debug)]
@@ -115,10 +122,8 @@ impl Links {
             return Err(TooManyFrontends);
         }
         let state = if self.clock_is_known { State::AwaitingRetry { at: now } } else { State::AwaitingClock };
-        self.frontends.insert(
-            frontend,
-            Link { id: LinkId::NONE, target, state, backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX) },
-        );
+        let (backoff, starved) = (Backoff::new(BACKOFF_MIN, BACKOFF_MAX), Backoff::new(STARVED_MIN, STARVED_MAX));
+        self.frontends.insert(frontend, Link { id: LinkId::NONE, target, state, backoff, starved });
         self.handle_timeout(now);
         Ok(())
     }
@@ -167,12 +172,14 @@ impl Links {
         Some((frontend, link.id))
     }
 
-    /// A connection ended, or did not come up. `None` if that was expected.
-    pub fn handle_broken(&mut self, now: Timestamp, connection: ConnectionId) -> Option<Broken> {
+    /// A connection ended, or did not come up; perhaps because the frontend took nothing in. `None` if that was
+    /// expected.
+    pub fn handle_broken(&mut self, now: Timestamp, connection: ConnectionId, is_starved: bool) -> Option<Broken> {
         let frontend = self.connections.remove(&connection)?;
         let link = self.frontends.get_mut(&frontend)?;
         let was_up = matches!(link.state, State::Up { .. });
-        link.state = State::AwaitingRetry { at: link.backoff.handle_failure(now) };
+        let backoff = if is_starved { &mut link.starved } else { &mut link.backoff };
+        link.state = State::AwaitingRetry { at: backoff.handle_failure(now) };
         Some(if was_up { Broken::Link(frontend) } else { Broken::Attempt(frontend) })
     }
 
@@ -281,7 +288,7 @@ mod tests {
     fn a_link_that_broke_is_opened_again_under_another_id() {
         let mut links = opening();
         assert_eq!(links.handle_up(ConnectionId(0), welcome()), Some((FRONTEND, LinkId(1))));
-        assert_eq!(links.handle_broken(Timestamp(50), ConnectionId(0)), Some(Broken::Link(FRONTEND)));
+        assert_eq!(links.handle_broken(Timestamp(50), ConnectionId(0), false), Some(Broken::Link(FRONTEND)));
         assert_eq!(links.remote(FRONTEND, 0, 1), None);
         assert_eq!((actions(&mut links), links.poll_timeout()), (vec![], Timestamp(50) + BACKOFF_MIN));
         links.handle_timeout(links.poll_timeout());
@@ -312,7 +319,7 @@ mod tests {
         let mut now = Timestamp(100);
         let mut waits = Vec::new();
         for attempt in 0..10 {
-            assert_eq!(links.handle_broken(now, ConnectionId(attempt)), Some(Broken::Attempt(FRONTEND)));
+            assert_eq!(links.handle_broken(now, ConnectionId(attempt), false), Some(Broken::Attempt(FRONTEND)));
             waits.push((links.poll_timeout() - now).as_millis_f64());
             links.handle_timeout(links.poll_timeout() - Span(1));
             assert_eq!(actions(&mut links), []);
@@ -323,8 +330,24 @@ mod tests {
         }
         assert_eq!(waits, [20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2000.0, 2000.0, 2000.0]);
         links.handle_up(ConnectionId(10), welcome());
-        links.handle_broken(now, ConnectionId(10));
+        links.handle_broken(now, ConnectionId(10), false);
         assert_eq!(links.poll_timeout() - now, BACKOFF_MIN);
+    }
+
+    /// All answers of a GPU wait behind those that a frontend does not take in.
+    #[test]
+    fn a_frontend_that_takes_nothing_in_is_linked_to_ever_more_rarely() {
+        let (mut links, mut now) = (opening(), Timestamp(100));
+        for (connection, seconds) in [(0, 10), (1, 20), (2, 40), (3, 80), (4, 160), (5, 320), (6, 600), (7, 600)] {
+            links.handle_up(ConnectionId(connection), welcome());
+            assert_eq!(links.handle_broken(now, ConnectionId(connection), true), Some(Broken::Link(FRONTEND)));
+            assert_eq!(links.poll_timeout() - now, Span::from_millis(seconds * 1_000));
+            now = links.poll_timeout();
+            links.handle_timeout(now);
+            links.handle_opened(FRONTEND, ConnectionId(connection + 1));
+        }
+        links.handle_broken(now, ConnectionId(8), false);
+        assert_eq!(links.poll_timeout() - now, BACKOFF_MIN, "that the network broke is another matter");
     }
 
     #[test]
@@ -337,7 +360,7 @@ mod tests {
             links.handle_left(FRONTEND);
             assert_eq!(actions(&mut links), [LinkAction::Close { connection: ConnectionId(0) }]);
             assert_eq!(links.handle_up(ConnectionId(0), welcome()), None);
-            assert_eq!(links.handle_broken(Timestamp(99), ConnectionId(0)), None);
+            assert_eq!(links.handle_broken(Timestamp(99), ConnectionId(0), false), None);
             assert_eq!((links.poll_timeout(), actions(&mut links)), (Timestamp::NEVER, vec![]));
         }
     }

@@ -8,10 +8,10 @@
 //! What follows from a verdict is done by the core. There is no word of connections here: a session is known by its
 //! index.
 
-use proto::{Claim, Span, Timestamp};
+use proto::{Claim, Span, Timestamp, Wait};
 
 /// How long an orphan waits to be taken over. A standby needs milliseconds; this is for one that must be asked twice.
-pub(crate) const ORPHAN_MAX: Span = Span::from_millis(2_000);
+pub(crate) const ORPHAN_MAX: Span = Wait::Orphan.bound();
 
 /// What is to be done about a claim, or the lack of one.
 #[derive(Debug, PartialEq, Eq)]
@@ -103,7 +103,10 @@ impl Allegiance {
     /// Ends the wait for a primary.
     pub(crate) fn handle_timeout(&mut self, now: Timestamp) -> Verdict {
         match self.until {
-            Some(until) if until <= now => Verdict::StartOver("no primary came in time"),
+            Some(until) if until <= now => {
+                Wait::Orphan.note_reached();
+                Verdict::StartOver("no primary came in time")
+            }
             _ => Verdict::Nothing,
         }
     }

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use proto::{Span, Timestamp};
+use proto::{Span, Timestamp, Wait};
 
 /// How long the primary may be silent after it was asked. An answer takes microseconds, and threads that share their
 /// core wait for it up to a few milliseconds.
-pub(crate) const MISSED_AFTER: Span = Span::from_millis(5);
+pub(crate) const MISSED_AFTER: Span = Wait::Missed.bound();
 
 /// Questions without an answer: at most one of each session.
 #[derive(Debug, Default)]
@@ -38,7 +38,8 @@ impl Questions {
 
     /// Sessions that are to be told that the primary is missed.
     pub(crate) fn take_missed(&mut self, now: Timestamp) -> impl Iterator<Item = usize> {
-        self.asked.extract_if(.., move |_, missed_at| *missed_at <= now).map(|(session, _)| session)
+        let missed = self.asked.extract_if(.., move |_, missed_at| *missed_at <= now);
+        missed.map(|(session, _)| session).inspect(|_| Wait::Missed.note_reached())
     }
 
     /// When [`Self::take_missed`] must be called.

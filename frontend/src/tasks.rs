@@ -26,7 +26,7 @@ use std::{
 
 use bytes::Bytes;
 use proto::{
-    Application, BackendId, FrontendId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp,
+    Application, BackendId, FrontendId, ModelId, ModelThreadId, SlotDescriptor, Span, TaskId, Timestamp, Wait,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     frontend_to_scheduler::FrontendToModelThread,
     scheduler_to_frontend::DropReason,
@@ -48,7 +48,7 @@ use crate::{
 
 /// How long after its deadline a request waits for word of its tasks. Losing a backend takes heartbeats and a fence,
 /// and is reported well within this.
-pub const WORD_WAIT: Span = Span::from_millis(5_000);
+pub const WORD_WAIT: Span = Wait::Word.bound();
 
 /// A request without an objective is given up as if it had been given so much time: nothing waits without a bound.
 const ENDLESS_MAX: Span = Span::from_millis(24 * 3_600_000);
@@ -492,6 +492,7 @@ impl Tasks {
                 self.fail_request(Some(request), DropReason::InputLate.into());
                 continue;
             }
+            Wait::Word.note_reached();
             tracing::warn!("request {request:?}: neither an answer nor a drop since its deadline, given up at {at:?}");
             self.fail_request(Some(request), InferError::NoAnswer { waited: WORD_WAIT });
         }

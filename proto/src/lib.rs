@@ -26,6 +26,7 @@ pub mod slot;
 pub mod stages;
 pub mod time;
 pub mod turns;
+pub mod waits;
 pub mod weights;
 pub mod wire;
 
@@ -38,6 +39,7 @@ pub use link_pass::LinkPass;
 pub use profile::{BatchCost, LatencyProfile, ProfileError};
 pub use slot::SlotDescriptor;
 pub use time::{Span, Timestamp};
+pub use waits::Wait;
 pub use weights::Weights;
 pub use wire::WireVersion;
 

@@ -9,6 +9,7 @@ mod announcements;
 mod balance;
 mod changes;
 mod failures;
+mod joining;
 mod learned;
 mod lifecycle;
 mod members;
@@ -25,7 +26,7 @@ use std::{
 };
 
 use proto::{
-    BackendId, FrontendId, LinkId, LinkPass, ModelId, ModelThreadId, Span, Standing, Timestamp,
+    BackendId, FrontendId, LinkId, LinkPass, ModelId, ModelThreadId, Span, Standing, Timestamp, Wait,
     backend_to_scheduler::{BackendHello, BackendToControl, ModelOffer},
     clock::ClockReply,
     frontend_to_scheduler::{FrontendHello, FrontendToControl},
@@ -57,6 +58,9 @@ use succession::Succession;
 pub use succession::SuccessionConfig;
 use takeover::Takeover;
 use topics::Topic;
+
+/// How often it is looked who is overdue.
+const WATCH_INTERVAL: Span = Span::from_millis(500);
 
 /// What control plans with and deals to.
 #[derive(Debug, Clone)]
@@ -132,6 +136,8 @@ pub struct Control {
     leaves: bool,
     succession: Succession,
     takeover: Takeover,
+    /// When it is looked who is overdue.
+    watch_at: Timestamp,
     /// Versions that newer ones have replaced, by when they go.
     retiring: BTreeMap<(BackendId, ModelId), Timestamp>,
     outputs: VecDeque<ControlOutput>,
@@ -152,6 +158,7 @@ impl Control {
             leaves: false,
             succession: Succession::new(config.succession),
             takeover: Takeover::default(),
+            watch_at: Timestamp::PAST,
             retiring: BTreeMap::new(),
             outputs: VecDeque::new(),
             config,
@@ -443,6 +450,10 @@ impl Control {
         if self.members.poll_timeout().is_some_and(|at| at <= now) {
             self.refresh(now);
         }
+        if self.watch_at <= now {
+            self.watch_at = now + WATCH_INTERVAL;
+            self.close_overdue(now);
+        }
         self.retire(now);
         self.succession.handle_timeout(now);
         self.follow_succession(now);
@@ -450,7 +461,20 @@ impl Control {
         self.settle(now);
     }
 
-    /// When [`Self::handle_timeout`] must be called at the latest.
+    /// Who takes too long to join, or to read what it is told, is closed.
+    fn close_overdue(&mut self, now: Timestamp) {
+        let joining = self.members.overdue(now).into_iter().map(|member| (member, Wait::Join));
+        let reading = self.members.frontends.iter_mut().filter_map(|(&frontend, entry)| {
+            entry.announcements.is_overdue(now).then_some((Member::Frontend(frontend), Wait::Page))
+        });
+        for (member, wait) in joining.chain(reading) {
+            wait.note_reached();
+            let reason = format!("it took more than {} ({}: docs/threats.md)", wait.bound(), wait.name());
+            self.outputs.push_back(ControlOutput::Close(member, reason));
+        }
+    }
+
+    /// When [`Self::handle_timeout`] must be called at the latest. That members are overdue is found in passing.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let retires = self.retiring.values().min().copied();
@@ -586,6 +610,7 @@ impl Control {
             self.members.models[model.0 as usize].hosted = Err(reason);
             self.tell_owner(model, ControlToShard::Hosted(model, Err(reason)));
         }
+        unserved.iter().for_each(|_| Wait::Link.note_reached());
         for (frontends, is_served) in [(served, true), (unserved, false)] {
             for frontend in frontends {
                 self.tell_shards(|| ControlToShard::Served(frontend, is_served));

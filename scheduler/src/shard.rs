@@ -608,7 +608,8 @@ impl Shard {
         }
         if self.watch_at <= now {
             self.watch_at = now + WATCH_INTERVAL;
-            if let Some((backend, plan)) = self.plans.overdue(now) {
+            if let Some((backend, plan, wait)) = self.plans.overdue(now) {
+                wait.note_reached();
                 let reason =
                     format!("{plan:?} should have ended or been given up long ago, and nothing is heard of it");
                 self.handle_disconnected(Member::Backend(backend), reason);

@@ -30,7 +30,7 @@
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use proto::{Span, Timestamp, WireVersion};
+use proto::{Span, Timestamp, Wait, WireVersion};
 use sha2::Sha256;
 use soft_roce::PathMtu;
 use wincode::{SchemaRead, SchemaWrite};
@@ -60,7 +60,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = HELLO_BYTES_MAX + 256;
 const _: () = assert!(UNPROVED_BYTES_MAX < MESSAGE_BYTES_MAX);
 
 /// From the offer to the answer: the time of `accept`'s caller.
-const DECISION_MAX: Span = Span::from_millis(10_000);
+const DECISION_MAX: Span = Wait::Decision.bound();
 /// Something is said at least this often.
 const HEARTBEAT: Span = Span::from_millis(500);
 
@@ -295,15 +295,20 @@ impl Bootstrap {
             return;
         }
         if now >= self.deadline() {
-            let reason = match self.state {
-                State::Deciding | State::AwaitAnswer => format!("no answer to the offer within {DECISION_MAX}"),
-                State::Established => {
-                    format!("the peer has stalled: not even a heartbeat for {SILENCE_MAX}; is its thread blocked?")
+            let (wait, reason) = match self.state {
+                State::Deciding | State::AwaitAnswer => {
+                    (Wait::Decision, format!("no answer to the offer within {DECISION_MAX}"))
                 }
-                _ => format!(
-                    "no complete handshake within {HANDSHAKE_MAX}; is that a downbeat process, and not stalled?"
-                ),
+                State::Established => {
+                    let text = "not even a heartbeat for";
+                    (Wait::Heartbeat, format!("the peer has stalled: {text} {SILENCE_MAX}; is its thread blocked?"))
+                }
+                _ => {
+                    let text = "is that a downbeat process, and not stalled?";
+                    (Wait::Handshake, format!("no complete handshake within {HANDSHAKE_MAX}; {text}"))
+                }
             };
+            wait.note_reached();
             self.close(&reason);
         } else if self.beats() && now >= self.said_at + HEARTBEAT {
             self.said_at = now;

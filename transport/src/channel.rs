@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use proto::frame::FRAME_BYTES_MAX;
+use proto::{Timestamp, frame::FRAME_BYTES_MAX};
 use soft_roce::{
     Completion, CompletionOpcode, Operation, PathMtu, Psn, QueuePairNumber, RecvRequest, Remote, Segment, SendRequest,
     Status,
@@ -21,6 +21,7 @@ use crate::{
     device::Device,
     error::{ChannelError, WorkRequestError},
     limits::WORK_MAX,
+    patience::Patience,
     reads::{Piece, Reads},
     region::Region,
     ring::Ring,
@@ -81,6 +82,10 @@ pub(crate) struct Channel {
     credits: Credits,
     ring: Ring,
     waiting: VecDeque<Work>,
+    /// How many have left `waiting`.
+    left: u64,
+    /// How long they wait for credits.
+    patience: Patience,
     posted: VecDeque<Posted>,
     /// How many work requests had been posted, or taken off `posted`, so far: their ids.
     posted_count: u64,
@@ -119,6 +124,8 @@ impl Channel {
             credits: Credits::new(RECEIVE_DEPTH, 0),
             ring: Ring::new(RING_BYTES),
             waiting: VecDeque::new(),
+            left: 0,
+            patience: Patience::default(),
             posted: VecDeque::new(),
             posted_count: 0,
             ended_count: 0,
@@ -202,9 +209,10 @@ impl Channel {
     ///
     /// # Errors
     /// One line if the queue pair refuses; the connection cannot go on then.
-    pub(crate) fn post(&mut self, device: &mut Device) -> Result<(), WorkRequestError> {
+    pub(crate) fn post(&mut self, now: Timestamp, device: &mut Device) -> Result<(), WorkRequestError> {
         while self.may_send() && self.credits.take().is_ok() {
             self.sends_posted += 1;
+            self.left += 1;
             match self.waiting.pop_front().expect("may_send looked") {
                 Work::Frame { offset, bytes } => {
                     let header = Header { granted: self.credits.grant(), frame: true };
@@ -226,7 +234,15 @@ impl Channel {
             let local = self.own_segment(CREDIT_AT, HEADER_BYTES);
             self.post_send(device, Operation::Send { local }, Posted::Credit)?;
         }
+        let is_starved = self.started && !self.waiting.is_empty() && self.credits.available() == 0;
+        let came = self.left + self.waiting.len() as u64;
+        self.patience.handle_change(now, (came, self.left), is_starved);
         Ok(())
+    }
+
+    /// Since when the oldest of what is to be sent has waited for the peer's credit.
+    pub(crate) fn starved_since(&self) -> Option<Timestamp> {
+        self.patience.since()
     }
 
     /// Whether [`Self::post`] has something to do.

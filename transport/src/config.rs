@@ -5,6 +5,8 @@ mod schedulers;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use proto::Span;
+
 pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
 pub use schedulers::{SCHEDULERS_MAX, scheduler_list};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -14,7 +16,7 @@ use crate::{
     Release, TlsFiles,
     arm_name::ArmName,
     error::{ConfigError, OpenError},
-    limits::{ROCE_PORT, SECRET_BYTES_MIN},
+    limits::{CREDIT_MAX, ROCE_PORT, SECRET_BYTES_MIN},
 };
 
 /// Which network carries the queue pairs.
@@ -172,12 +174,14 @@ pub struct EndpointConfig {
     /// Bytes of READs that may be outstanding at once, over all connections, shared fairly. 0: what suits the arm,
     /// which for soft-RoCE is half of what the socket's receive buffer really holds, and for a verbs device 1 MiB.
     pub read_budget_bytes: usize,
+    /// What is to be sent waits so long for a credit until its peer is lost; [`CREDIT_MAX`] but in tests.
+    pub credit_wait: Span,
 }
 
 impl std::fmt::Debug for EndpointConfig {
     /// Without the secret, which has no place in a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { arm, listen, secret: _, release, tls, connections_max, read_budget_bytes } = self;
+        let Self { arm, listen, secret: _, release, tls, connections_max, read_budget_bytes, credit_wait } = self;
         f.debug_struct("EndpointConfig")
             .field("arm", arm)
             .field("listen", listen)
@@ -185,6 +189,7 @@ impl std::fmt::Debug for EndpointConfig {
             .field("tls", tls)
             .field("connections_max", connections_max)
             .field("read_budget_bytes", read_budget_bytes)
+            .field("credit_wait", credit_wait)
             .finish_non_exhaustive()
     }
 }
@@ -207,7 +212,8 @@ impl EndpointConfig {
     pub fn over(arm: Arm) -> Self {
         let secret = rand::random::<[u8; SECRET_BYTES_MIN]>().into();
         let release = Release::this();
-        Self { arm, listen: None, secret, release, tls: None, connections_max: 256, read_budget_bytes: 0 }
+        let credit_wait = CREDIT_MAX;
+        Self { arm, listen: None, secret, release, tls: None, connections_max: 256, read_budget_bytes: 0, credit_wait }
     }
 
     /// The same, and listens there (TCP).

@@ -8,14 +8,14 @@ mod acceptor;
 mod links;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
 };
 
-use proto::{Span, Timestamp};
+use proto::{Span, Timestamp, Wait};
 use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, udp::DriverCounters};
 
 use acceptor::Acceptor;
@@ -31,6 +31,7 @@ use crate::{
         interface::{Demand, Descriptor, DeviceEvent, Offer},
     },
     error::OpenError,
+    event::STARVED,
     limits::{CONNECTIONS_MAX, REGIONS_MAX},
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
@@ -71,6 +72,9 @@ pub struct Endpoint {
     reads: Reads,
     /// Connections whose channels have something to post, each once.
     due: VecDeque<ConnectionId>,
+    /// Connections whose peers give no credit for what is to be sent.
+    starved: BTreeSet<ConnectionId>,
+    credit_wait: Span,
     /// Whether READs were given since the last look at `reads`.
     reads_due: bool,
     /// Whether the last call of `drive` ended before the packets did.
@@ -159,6 +163,8 @@ impl Endpoint {
             by_queue_pair: BTreeMap::new(),
             reads: Reads::new(offer.read_budget_bytes, offer.read_bytes_max),
             due: VecDeque::new(),
+            starved: BTreeSet::new(),
+            credit_wait: config.credit_wait,
             reads_due: false,
             unfinished: false,
             failed: VecDeque::new(),
@@ -336,8 +342,9 @@ impl Endpoint {
             progressed |= self.poll_sockets(now);
         }
         self.run_bootstrap_timers(now);
+        self.end_starved(now);
         self.take_down_failed();
-        self.post();
+        self.post(now);
         self.watch_device();
         if !progressed && self.device.request_notification() {
             self.unfinished = true;
@@ -368,7 +375,8 @@ impl Endpoint {
         if self.is_pending() {
             return Some(Timestamp::PAST);
         }
-        let at = self.device.poll_timeout().unwrap_or(Timestamp::NEVER).min(self.bootstraps_at);
+        let starved_until = self.starved_until().unwrap_or(Timestamp::NEVER);
+        let at = self.device.poll_timeout().unwrap_or(Timestamp::NEVER).min(self.bootstraps_at).min(starved_until);
         Some(at).filter(|&at| at < Timestamp::NEVER)
     }
 
@@ -410,7 +418,7 @@ impl Endpoint {
             self.device.handle_timeout(now);
             self.handle_completions();
         }
-        self.post();
+        self.post(now);
         let sent = self.device.transmit(now);
         // Last, so that a refusal (a NAK) is on its way before the queue pair that refused is gone.
         self.take_down_failed();
@@ -452,15 +460,18 @@ impl Endpoint {
     }
 
     /// Posts what waits and may go.
-    fn post(&mut self) {
+    fn post(&mut self, now: Timestamp) {
         while let Some(id) = self.due.pop_front() {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             connection.due = false;
-            if let Stage::Up { channel, .. } = &mut connection.stage
-                && let Err(reason) = channel.post(&mut self.device)
-            {
+            let Stage::Up { channel, .. } = &mut connection.stage else { continue };
+            if let Err(reason) = channel.post(now, &mut self.device) {
                 self.failed.push_back((id, reason.to_string()));
             }
+            match channel.starved_since() {
+                Some(_) => self.starved.insert(id),
+                None => self.starved.remove(&id),
+            };
         }
         self.reads_due = false;
         while let Some((id, piece)) = self.reads.poll_piece() {
@@ -508,6 +519,31 @@ impl Endpoint {
         self.device.let_go(reason);
     }
 
+    /// A peer whose network card acknowledges and whose process takes nothing in is lost, heartbeats or not. If we were
+    /// away for a while, its credits may still lie in the socket.
+    fn end_starved(&mut self, now: Timestamp) {
+        if self.unfinished || self.starved_until().is_none_or(|until| now < until) {
+            return;
+        }
+        for &id in &self.starved {
+            let since = channel_of(&mut self.connections, id).ok().and_then(|channel| channel.starved_since());
+            if since.is_some_and(|since| since + self.credit_wait <= now) {
+                Wait::Credit.note_reached();
+                let wait = self.credit_wait;
+                self.failed.push_back((id, format!("{STARVED}: no credit for {wait}, is it stalled?")));
+            }
+        }
+    }
+
+    /// When the first of the peers that give no credit is lost.
+    fn starved_until(&self) -> Option<Timestamp> {
+        let since = |id| match &self.connections.get(id)?.stage {
+            Stage::Up { channel, .. } => channel.starved_since(),
+            _ => None,
+        };
+        self.starved.iter().filter_map(since).min().map(|since| since + self.credit_wait)
+    }
+
     fn take_down_failed(&mut self) {
         while let Some((id, reason)) = self.failed.pop_front() {
             self.on_down(id, &reason, &reason);
@@ -541,6 +577,7 @@ impl Endpoint {
             self.handle_completions();
         }
         let Some(mut connection) = self.connections.remove(&id) else { return };
+        self.starved.remove(&id);
         connection.link.bootstrap.close(told);
         connection.link.transmit();
         match connection.stage {

@@ -122,6 +122,17 @@ pub enum Event {
 #[error("{0}")]
 pub struct DisconnectReason(pub String);
 
+/// What is said of a peer that acknowledges and takes nothing in.
+pub(crate) const STARVED: &str = "the peer takes nothing in";
+
+impl DisconnectReason {
+    /// Whether the peer was lost because it gave no credit.
+    #[must_use]
+    pub fn is_starved(&self) -> bool {
+        self.0.contains(STARVED)
+    }
+}
+
 /// Why a transfer failed; its connection ends with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum TransferError {

@@ -74,6 +74,7 @@ pub mod fuzzing;
 mod limits;
 mod link;
 mod notes;
+mod patience;
 mod poller;
 mod raw;
 mod reads;
@@ -99,7 +100,8 @@ pub use endpoint::Endpoint;
 pub use error::OpenError;
 pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};
 pub use limits::{
-    CONNECTIONS_MAX, HANDSHAKE_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN, SILENCE_MAX, WORK_MAX,
+    CONNECTIONS_MAX, CREDIT_MAX, HANDSHAKE_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN, SILENCE_MAX,
+    WORK_MAX,
 };
 pub use notes::Notes;
 pub use poller::Waker;

@@ -1,6 +1,6 @@
 //! Bounds and constants that others name, too.
 
-use proto::Span;
+use proto::{Span, Wait};
 
 /// Bytes of the shortest `secret`. Whoever connects is given a proof of it, and could try short ones against that.
 pub const SECRET_BYTES_MIN: usize = 16;
@@ -19,10 +19,14 @@ pub const CONNECTIONS_MAX: usize = 4096 - REGIONS_MAX;
 pub const HELLO_BYTES_MAX: usize = 256 * 1024;
 
 /// From the opening of a bootstrap connection to the offer.
-pub const HANDSHAKE_MAX: Span = Span::from_millis(2_000);
+pub const HANDSHAKE_MAX: Span = Wait::Handshake.bound();
 
 /// A peer that has said nothing for so long has stalled: four heartbeats.
-pub const SILENCE_MAX: Span = Span::from_millis(2_000);
+pub const SILENCE_MAX: Span = Wait::Heartbeat.bound();
 
 /// Frames and WRITEs of one connection that wait or are under way.
 pub const WORK_MAX: usize = 1024;
+
+/// What is to be sent waits so long for a credit; a peer that takes nothing in for longer has stalled, whatever its
+/// heartbeats say.
+pub const CREDIT_MAX: Span = Wait::Credit.bound();

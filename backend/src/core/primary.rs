@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    BackendId, Claim, FrontendId, ModelId, ModelThreadId, PlanId, Span, Standing, Timestamp,
+    BackendId, Claim, FrontendId, ModelId, ModelThreadId, PlanId, Span, Standing, Timestamp, Wait,
     backend_to_scheduler::{BackendHello, BackendToControl},
     hello::{Member, MemberHello, SchedulerHello},
 };
@@ -19,11 +19,11 @@ use super::{Core, Hosting, Output, Peer, encode, offers::Offers, session::Welcom
 use crate::{links::Target, worker::Unfinished};
 
 /// An orphan waits this long for another primary.
-const ORPHAN_MAX: Span = Span::from_millis(2_000);
+const ORPHAN_MAX: Span = Wait::Orphan.bound();
 /// A primary is missed that is asked for its clock and says nothing for so long.
-const MISSED_AFTER: Span = Span::from_millis(5);
+const MISSED_AFTER: Span = Wait::Missed.bound();
 /// Frontends that the former primary had announced, and the new one has not yet, may join it within this time.
-const JOIN_GRACE: Span = Span::from_millis(1_000);
+const JOIN_GRACE: Span = Wait::Announced.bound();
 
 /// Whom we obey.
 pub(super) struct Obedience {
@@ -312,6 +312,7 @@ impl Core {
     pub(super) fn on_time(&mut self, now: Timestamp) {
         for index in 0..self.sessions.len() {
             if self.sessions[index].question.take_if(|answer_at| *answer_at <= now).is_some() {
+                Wait::Missed.note_reached();
                 self.tell(index, &BackendToControl::Misses { misses: true });
             }
             if let Some(sent_at) = self.sessions[index].clock.poll_request(now) {
@@ -320,9 +321,13 @@ impl Core {
         }
         if self.obedience.inherited_until <= now {
             self.obedience.inherited_until = Timestamp::NEVER;
+            if !self.obedience.inherited.is_empty() {
+                Wait::Announced.note_reached();
+            }
             self.leave_inherited(now);
         }
         if self.obedience.orphan_until <= now {
+            Wait::Orphan.note_reached();
             self.end(format!("no scheduler has become the primary for {ORPHAN_MAX}"));
         }
     }

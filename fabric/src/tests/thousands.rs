@@ -308,7 +308,8 @@ impl World {
     }
 }
 
-/// The announcements of 4,026 models were once more than a connection held: the frontend joined and was closed, for ever.
+/// What there was to tell of 4,026 models was once more than a connection held: the frontend joined and was closed, for
+/// ever.
 #[test]
 fn ten_thousand_models_join_once_and_a_reader_that_stalls_is_told_what_holds_in_the_end() {
     let mut world = World::new();

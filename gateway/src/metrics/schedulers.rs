@@ -4,8 +4,9 @@
 use std::cell::Cell;
 
 use frontend::core::{Core, Takeovers};
-use prometheus::{Counter, Gauge, GaugeVec, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Counter, Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use proto::{
+    Wait,
     predictions::{ActionErrors, PredictionErrors, QUANTILES},
     scheduler_to_frontend::SchedulerLoad,
     weights::{PAGE_BYTES, WeightsTally},
@@ -21,6 +22,8 @@ pub(super) struct SchedulerMetrics {
     takeovers: IntCounter,
     takeover_seconds: Gauge,
     lives: IntCounter,
+    /// Those that have lasted as long as they may, by their name.
+    waits: IntCounterVec,
     settled_seconds: Gauge,
     /// Tasks, batches, GPUs, members and obeying members of the whole cluster.
     load: [IntGauge; 5],
@@ -82,6 +85,13 @@ impl SchedulerMetrics {
             lives: counter(
                 "downbeat_scheduler_lives_total",
                 "Times that the frontend started over, and all its requests ended",
+            ),
+            waits: registered(
+                registry,
+                IntCounterVec::new(
+                    Opts::new("downbeat_waits_reached_total", "Waits on other members that lasted as long as they may"),
+                    &["wait"],
+                ),
             ),
             settled_seconds: registered(
                 registry,
@@ -155,6 +165,9 @@ impl SchedulerMetrics {
         count_up_to(&self.takeovers, count);
         self.takeover_seconds.set(without.as_secs_f64());
         count_up_to(&self.lives, lives);
+        for wait in Wait::ALL.into_iter().filter(|wait| wait.reached() > 0) {
+            count_up_to(&self.waits.with_label_values(&[wait.name()]), wait.reached());
+        }
         let load = core.scheduler_load();
         self.read_predictions(&load.predictions);
         let SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights, .. } = load;

@@ -16,6 +16,7 @@ use proto::{
 mod departures;
 mod dynamic;
 mod handovers;
+mod patience;
 mod takeovers;
 mod weights;
 

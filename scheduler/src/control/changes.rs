@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    BackendId, Brought, ChangeId, FrontendId, LoadId, ModelId, Span, Timestamp,
+    BackendId, Brought, ChangeId, FrontendId, LoadId, ModelId, Span, Timestamp, Wait,
     backend_to_scheduler::{LoadOutcome, ModelOffer, VERSIONS_MAX},
     frontend_to_scheduler::ModelChange,
     scheduler_to_frontend::{ModelState, REASON_BYTES_MAX},
@@ -28,9 +28,9 @@ const BROUGHT_MAX: usize = 1_024;
 /// Models that clients have ever brought files of: their names are the clients' choice, and all members remember them.
 const NAMES_BROUGHT_MAX: usize = 256;
 /// How long backends may take to load a model and measure it.
-pub(super) const LOAD_WAIT: Span = Span::from_millis(120_000);
+pub(super) const LOAD_WAIT: Span = Wait::Load.bound();
 /// How long backends may take to finish the batches of a model that is unloaded.
-pub(super) const UNLOAD_WAIT: Span = Span::from_millis(30_000);
+pub(super) const UNLOAD_WAIT: Span = Wait::Unload.bound();
 
 /// Who is to be answered.
 pub(super) type Waiter = (FrontendId, ChangeId);
@@ -246,7 +246,11 @@ impl Changes {
     /// The next change that has ended.
     pub(super) fn poll_ended(&mut self, now: Timestamp) -> Option<Ended> {
         let name = self.under_way.iter().find(|(_, change)| change.is_over(now))?.0.clone();
-        let Change { waiters, work, next, give_up_at: _ } = self.under_way.remove(&name).expect("just found");
+        let Change { waiters, work, next, give_up_at } = self.under_way.remove(&name).expect("just found");
+        if give_up_at <= now {
+            let wait = if matches!(work, Work::Load { .. }) { Wait::Load } else { Wait::Unload };
+            wait.note_reached();
+        }
         let outcome = match work {
             Work::Load { load, brought, awaited, ready, failure } => match reason_against(&awaited, &ready, failure) {
                 Some(reason) => Outcome::LoadFailed(load, ready.into_keys().collect(), reason),

@@ -1,5 +1,6 @@
 //! Who is there: frontends, backends with their GPUs, models, and which backend is linked to which frontend. Who is
-//! used and served follows from the links ([`Reach`]); a member has [`LINK_GRACE`] to make its own.
+//! used and served follows from the links ([`Reach`]); a member has [`LINK_GRACE`](super::joining::LINK_GRACE) to
+//! make its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,11 +18,8 @@ use proto::{
 };
 use thiserror::Error;
 
-use super::{offers::check_offer, reach::Reach, topics::Announcements};
+use super::{joining::Joining, offers::check_offer, reach::Reach, topics::Announcements};
 use crate::{MODELS_MAX, estimates::TOLERANCE, messages::NetworkBudget};
-
-/// How long a new member is waited for until it is to blame for links that are missing.
-pub(super) const LINK_GRACE: Span = Span::from_millis(2_000);
 
 /// The most of each kind that the scheduler keeps track of.
 const FRONTENDS_MAX: usize = 1024;
@@ -100,17 +98,6 @@ pub(super) struct Told {
     pub(super) least_latency: Span,
     pub(super) network: NetworkTimes,
     pub(super) model_thread: ModelThreadId,
-}
-
-/// A member's way in.
-#[derive(Debug, Clone, Copy)]
-struct Joining {
-    /// ModelThreads that it has yet to connect to.
-    threads: usize,
-    /// Models that it has yet to offer.
-    offers: usize,
-    /// From then on it is to blame for links that are missing.
-    grace_until: Timestamp,
 }
 
 /// What a model takes at a backend.
@@ -319,7 +306,7 @@ impl Members {
                 id
             }
         };
-        let joining = Joining { threads, offers: 0, grace_until: now + LINK_GRACE };
+        let joining = Joining::new(now, threads, 0);
         let (told, announcements, heir) = (BTreeMap::new(), Announcements::default(), Heir::default());
         let entry = Frontend { link_address, told, announcements, token: known.token, heir, joining };
         self.frontends.insert(id, entry);
@@ -362,7 +349,7 @@ impl Members {
             self.add_gpu(Gpu { backend, index, models: Vec::new(), is_usable: true, planned: None, memory })
         });
         let gpus = gpus.collect();
-        let joining = Joining { threads, offers: hello.more as usize, grace_until: now + LINK_GRACE };
+        let joining = Joining::new(now, threads, hello.more as usize);
         let (linked, offered, in_vain) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         let (token, leaves, obeys, owes) = (known.token, false, false, false);
         let (tally, on_disk) = (WeightsTally::default(), BTreeSet::new());
@@ -389,7 +376,7 @@ impl Members {
             return Err(format!("it offers {} models more, expected 1 to {expected}", offers.len()));
         }
         // Whoever has much to tell has had no time to link to anybody.
-        (entry.joining.offers, entry.joining.grace_until) = (expected - offers.len(), now + LINK_GRACE);
+        entry.joining = Joining::new(now, entry.joining.threads, expected - offers.len());
         let offers: Vec<_> =
             offers.iter().map(|offer| self.checked(backend, &offer.name, offer)).collect::<Result<_, _>>()?;
         Ok(self.take_offers(backend, offers, unwanted))
@@ -801,10 +788,18 @@ impl Members {
         }
     }
 
+    /// Members that take too long to join.
+    pub(super) fn overdue(&mut self, now: Timestamp) -> Vec<Member> {
+        let frontends = self.frontends.iter_mut().map(|(&id, entry)| (Member::Frontend(id), &mut entry.joining));
+        let backends = self.backends.iter_mut().map(|(&id, entry)| (Member::Backend(id), &mut entry.joining));
+        let overdue = frontends.chain(backends).filter_map(|(id, joining)| joining.is_overdue(now).then_some(id));
+        overdue.collect()
+    }
+
     /// Who is to be used and served now.
     pub(super) fn reach(&self, now: Timestamp) -> Reach {
         let counts = |joining: &Joining| joining.grace_until <= now;
-        let has_joined = |joining: &Joining| joining.threads == 0 && joining.offers == 0;
+        let has_joined = Joining::is_over;
         let backends = self.backends.iter().filter(|(_, entry)| has_joined(&entry.joining) && !entry.leaves);
         let backends = backends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.backends.contains(&id)));
         let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));

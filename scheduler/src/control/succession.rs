@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use proto::{
-    Claim, Epoch, Era, Span, Timestamp,
+    Claim, Epoch, Era, Span, Timestamp, Wait,
     backoff::Backoff,
     clock::{ClockReply, ClockSync},
     scheduler_to_scheduler::SchedulerToScheduler,
@@ -24,13 +24,13 @@ const FOUNDING_WAIT: Span = Span::from_millis(1_000);
 /// How long each live standby that comes before this one in the list is given to take over.
 const PRECEDENCE: Span = Span::from_millis(10);
 /// How long members are waited for that were asked whether they miss the primary.
-const ANSWERS_WAIT: Span = Span::from_millis(20);
+const ANSWERS_WAIT: Span = Wait::Misses.bound();
 /// How long a primary must be missed by a scheduler that no member has joined yet.
 const NOBODY_WAIT: Span = Span::from_millis(1_000);
 /// Members join one after another: so long after the first, most of those who come at once are there.
 const JOINING: Span = Span::from_millis(20);
 /// How long the primary may take to hand over what it has learned.
-const HAND_OVER_WAIT: Span = Span::from_millis(100);
+const HAND_OVER_WAIT: Span = Wait::Learned.bound();
 /// The pause after members have said that they hear the primary.
 const ASK_AGAIN: Span = Span::from_millis(100);
 /// Exchanges that the offset of the clock is estimated from.
@@ -420,6 +420,9 @@ impl Succession {
         let Some(Suspicion { asked: Some((asked, until)), answered, missed, .. }) = self.suspicion else { return };
         // Who waits for more has nothing to gain once most have spoken.
         let is_over = until <= now;
+        if is_over && answered < asked {
+            Wait::Misses.note_reached();
+        }
         if missed * 2 > asked || (is_over && (asked == 0 || missed * 2 > answered)) {
             self.take_over(now);
         } else if is_over || (answered >= asked && asked > 0) {
@@ -457,6 +460,7 @@ impl Succession {
             return;
         }
         if self.wanted_at.is_some_and(|at| at <= now) {
+            Wait::Learned.note_reached();
             tracing::warn!("the primary has not handed over in time; what it has learned is learned anew");
             return self.take_over(now);
         }

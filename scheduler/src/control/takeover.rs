@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{
-    BackendId, Claim, Epoch, Era, FrontendId, LinkId, ModelThreadId, PlanId, Span, Timestamp,
+    BackendId, Claim, Epoch, Era, FrontendId, LinkId, ModelThreadId, PlanId, Span, Timestamp, Wait,
     backend_to_scheduler::BackendToModelThread,
     clock::ClockReply,
     hello::Member,
@@ -27,9 +27,9 @@ use crate::{
 };
 
 /// How long a backend that was here is waited for, until what it runs is taken for lost.
-const BACKENDS_WAIT: Span = Span::from_millis(50);
+const BACKENDS_WAIT: Span = Wait::TakenOver.bound();
 /// An operator is told no later than this that the primary has changed: whoever asks does not wait much longer.
-const OPERATOR_WAIT: Span = Span::from_millis(1_000);
+const OPERATOR_WAIT: Span = Wait::HandedOver.bound();
 /// Plans that a backend may still have of an earlier primary, for each of its GPUs.
 const UNFINISHED_MAX: usize = 32;
 /// The clock of an era begins this long after zero, at least.
@@ -420,6 +420,7 @@ impl Control {
         if self.takeover.backends_until.is_some_and(|until| until <= now) {
             for (backend, entry) in self.members.backends.iter_mut().filter(|(_, entry)| entry.owes) {
                 entry.owes = false;
+                Wait::TakenOver.note_reached();
                 tracing::warn!(
                     backend = backend.0,
                     "it has not said within {BACKENDS_WAIT} what it runs; it is fenced off"
@@ -428,6 +429,7 @@ impl Control {
             self.settle_heirs(now);
         }
         if self.takeover.operator && self.takeover.began_at.is_some_and(|at| at + OPERATOR_WAIT <= now) {
+            Wait::HandedOver.note_reached();
             self.answer_operator(now);
         }
     }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use proto::{ChangeId, ModelId, pages::Pages};
+use proto::{ChangeId, ModelId, Timestamp, Wait, pages::Pages};
 
 /// Answers to changes that one frontend may leave unread.
 pub(super) const ANSWERS_MAX: usize = 4_096;
@@ -36,6 +36,8 @@ pub(super) struct Announcements {
     /// Those of them that a frontend can have as many of as it likes.
     answers: usize,
     pages: Pages,
+    /// Since when, at least, the reader has left a page unread.
+    unread_since: Option<Timestamp>,
 }
 
 impl Announcements {
@@ -62,7 +64,18 @@ impl Announcements {
 
     /// A page was read. False if there was none.
     pub(super) fn handle_read(&mut self) -> bool {
+        self.unread_since = None;
         self.pages.handle_read()
+    }
+
+    /// Whether a page has been left unread for too long; told once. It is to be asked again and again.
+    pub(super) fn is_overdue(&mut self, now: Timestamp) -> bool {
+        let since = (self.pages.unread() > 0).then(|| *self.unread_since.get_or_insert(now));
+        let is_overdue = since.is_some_and(|since| since + Wait::Page.bound() <= now);
+        if is_overdue {
+            self.unread_since = Some(Timestamp::NEVER);
+        }
+        is_overdue
     }
 
     /// Answers to changes that it has yet to be told.

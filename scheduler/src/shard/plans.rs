@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::{BackendId, FrontendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId, Timestamp};
+use proto::{
+    BackendId, FrontendId, GpuId, ModelId, ModelThreadId, PlanId, SlotDescriptor, Span, TaskId, Timestamp, Wait,
+};
 
 use crate::predictions::Predicted;
 
@@ -33,11 +35,11 @@ impl RunningTask {
 /// so much longer ...
 const OVERDUE_TIMES: i64 = 20;
 /// ... and at least this long after its window ...
-const OVERDUE_MIN: Span = Span::from_millis(4_000);
+const OVERDUE_MIN: Span = Wait::Plan.bound();
 /// ... or, of a model whose requests choose lengths, which may take more than l(b) and are given up after a minute ...
-const OVERDUE_UNEQUAL_MIN: Span = Span::from_millis(64_000);
+const OVERDUE_UNEQUAL_MIN: Span = Wait::UnequalPlan.bound();
 /// ... or has not told what became of the answers for so long after that, does not keep to the protocol.
-const ANSWERS_MAX: Span = Span::from_millis(30_000);
+const ANSWERS_MAX: Span = Wait::Answers.bound();
 
 /// What was planned when.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +83,8 @@ pub(super) struct SentPlan {
     predicted: Predicted,
     /// When it should have been reported done, whatever happened.
     overdue_at: Timestamp,
+    /// What it takes depends on its tasks.
+    is_unequal: bool,
     /// Execution ended; only answers are still on their way.
     is_done: bool,
 }
@@ -94,10 +98,24 @@ impl SentPlan {
         times: PlanTimes,
     ) -> Self {
         let model = tasks.first().expect("no plan is empty").model;
-        let PlanTimes { sent_at, predicted, .. } = times;
+        let PlanTimes { sent_at, predicted, is_unequal, .. } = times;
         let overdue_at = times.overdue_at();
         let (size, heirs, is_done) = (tasks.len(), Vec::new(), false);
-        Self { backend, gpu_index, gpu, model, size, sample, tasks, heirs, sent_at, predicted, overdue_at, is_done }
+        Self {
+            backend,
+            gpu_index,
+            gpu,
+            model,
+            size,
+            sample,
+            tasks,
+            heirs,
+            sent_at,
+            predicted,
+            overdue_at,
+            is_unequal,
+            is_done,
+        }
     }
 
     /// Of an earlier primary; its GPU is none that a planner has given.
@@ -107,10 +125,33 @@ impl SentPlan {
         heirs: Vec<(TaskId, u16)>,
         (times, is_done): (PlanTimes, bool),
     ) -> Self {
-        let PlanTimes { sent_at, predicted, .. } = times;
+        let PlanTimes { sent_at, predicted, is_unequal, .. } = times;
         let overdue_at = times.overdue_at();
         let (gpu, size, tasks, sample) = (GpuId(u32::MAX), heirs.len(), Vec::new(), None);
-        Self { backend, gpu_index, gpu, model, size, sample, tasks, heirs, sent_at, predicted, overdue_at, is_done }
+        Self {
+            backend,
+            gpu_index,
+            gpu,
+            model,
+            size,
+            sample,
+            tasks,
+            heirs,
+            sent_at,
+            predicted,
+            overdue_at,
+            is_unequal,
+            is_done,
+        }
+    }
+
+    /// What its backend owes.
+    fn awaits(&self) -> Wait {
+        match self.is_done {
+            true => Wait::Answers,
+            false if self.is_unequal => Wait::UnequalPlan,
+            false => Wait::Plan,
+        }
     }
 
     fn is_inherited(&self) -> bool {
@@ -258,13 +299,14 @@ impl Plans {
         self.under_way.values().filter(is_its).map(|plan| plan.predicted.ends_at).max()
     }
 
-    /// A backend that owes a word on one of its plans, and on which.
-    pub(super) fn overdue(&self, now: Timestamp) -> Option<(BackendId, PlanId)> {
+    /// A backend that owes a word on one of its plans, and on which, and for how long that was waited for.
+    pub(super) fn overdue(&self, now: Timestamp) -> Option<(BackendId, PlanId, Wait)> {
         let is_overdue = |plan: &SentPlan| match plan.is_done {
             false => plan.overdue_at <= now,
             true => !plan.tasks.is_empty() && plan.overdue_at + ANSWERS_MAX <= now,
         };
-        self.under_way.iter().find(|(_, plan)| is_overdue(plan)).map(|(&named, _)| named)
+        let (&(backend, id), plan) = self.under_way.iter().find(|(_, plan)| is_overdue(plan))?;
+        Some((backend, id, plan.awaits()))
     }
 
     /// The backend is gone: its plans, oldest first.
@@ -363,10 +405,13 @@ mod tests {
         let mut plans = Plans::new(ModelThreadId(3));
         let silent = plans.insert(plan(1, 0..2));
         let due = Timestamp(9) + OVERDUE_MIN;
-        assert_eq!((plans.overdue(due - Span(1)), plans.overdue(due)), (None, Some((BackendId(1), silent))));
+        assert_eq!(
+            (plans.overdue(due - Span(1)), plans.overdue(due)),
+            (None, Some((BackendId(1), silent, Wait::Plan)))
+        );
         plans.on_done(BackendId(1), silent, &[]).unwrap();
         assert_eq!(plans.overdue(due), None);
-        assert_eq!(plans.overdue(due + ANSWERS_MAX), Some((BackendId(1), silent)));
+        assert_eq!(plans.overdue(due + ANSWERS_MAX), Some((BackendId(1), silent, Wait::Answers)));
         plans.on_dropped(BackendId(1), silent, task(0).id);
         plans.on_dropped(BackendId(1), silent, task(1).id);
         assert_eq!(plans.overdue(Timestamp::NEVER), None, "nobody waits for anything of it");

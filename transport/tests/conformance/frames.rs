@@ -1,9 +1,9 @@
 //! Two-sided messages: order, credits, bounds.
 
-use proto::frame::FRAME_BYTES_MAX;
-use transport::{ConnectionId, Event, PostError};
+use proto::{Span, Wait, frame::FRAME_BYTES_MAX};
+use transport::{ConnectionId, EndpointConfig, Event, PostError};
 
-use crate::fabric::{Fabric, pattern};
+use crate::fabric::{Fabric, config, pattern};
 
 /// The frame with this number, of a length that differs from its neighbours'.
 fn frame(number: u64) -> Vec<u8> {
@@ -44,7 +44,8 @@ fn frames_arrive_in_order_both_ways_under_credit_pressure() {
 
 #[test]
 fn a_receiver_that_takes_nothing_holds_its_sender_back() {
-    let mut fabric = Fabric::new(2);
+    let patient = |node| EndpointConfig { credit_wait: Span::from_millis(3_600_000), ..config(node) };
+    let mut fabric = Fabric::with((0..2).map(patient));
     let (ours, theirs) = fabric.connect(0, 1);
     fabric.collecting = false;
     let mut sent = 0;
@@ -65,6 +66,33 @@ fn a_receiver_that_takes_nothing_holds_its_sender_back() {
         assert_eq!(fabric.event(1), Event::Message { connection: theirs, frame: frame(number) });
     }
     fabric.quiet(1);
+}
+
+/// A member that acknowledged WRITEs, gave no credit and sent heartbeats once kept a cluster silent for 25 seconds.
+#[test]
+fn a_receiver_that_takes_nothing_for_too_long_is_lost_and_others_are_not() {
+    let mut fabric = Fabric::new(3);
+    let (to_slow, _) = fabric.connect(0, 1);
+    let (to_other, _) = fabric.connect(0, 2);
+    fabric.collecting = false;
+    let mut sent = 0;
+    while fabric.nodes[0].endpoint.send(to_slow, b"frame").is_ok() {
+        sent += 1;
+    }
+    let transfer = fabric.transfer(0, 1, 77, 0, 10);
+    let full = fabric.nodes[0].endpoint.write_with_immediate(to_slow, transfer, 1);
+    assert_eq!((full, sent > 64), (Err(PostError::QueueFull), true));
+    fabric.nodes[0].endpoint.send(to_other, b"frame").unwrap();
+    // All live: their heartbeats come.
+    for _ in 0..8 {
+        fabric.skip(Span::from_millis(200));
+        (0..20).for_each(|_| fabric.step());
+    }
+    fabric.collecting = true;
+    let Event::Disconnected { connection, reason } = fabric.event(0) else { panic!("the slow one is lost first") };
+    assert!(connection == to_slow && reason.is_starved(), "{reason:?}");
+    assert!(reason.0.contains("no credit for 1.000 s") && Wait::Credit.reached() > 0, "{reason:?}");
+    fabric.nodes[0].endpoint.send(to_other, b"frame").unwrap();
 }
 
 #[test]

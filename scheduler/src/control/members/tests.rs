@@ -1,4 +1,5 @@
 use super::*;
+use crate::control::joining::LINK_GRACE;
 
 fn offer(name: &str, alpha_ms: f64, gpu_indexes: Vec<u32>) -> ModelOffer {
     let profile = LatencyProfile::linear(alpha_ms, 1.0, 8).unwrap();

@@ -1,0 +1,225 @@
+//! Waits of one member on another. Each has a name, a bound, and a count of how often the bound was reached in this
+//! process; `docs/threats.md` has the table that a test makes of them. Nothing waits on a peer for longer than is said
+//! here: a test finds spans of time in the roles that are neither of these nor known to bound no wait on a peer.
+
+use std::{
+    fmt::Write as _,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::Span;
+
+macro_rules! waits {
+    ($($wait:ident, $name:literal, $ms:literal ms: $what:literal, $then:literal;)*) => {
+        /// A wait on a peer.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Wait {
+            $(#[doc = $what] $wait,)*
+        }
+
+        impl Wait {
+            /// All of them, in the order of the table.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$wait),*];
+
+            /// What logs and metrics call it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$wait => $name,)* }
+            }
+
+            /// How long it may last.
+            #[must_use]
+            pub const fn bound(self) -> Span {
+                match self { $(Self::$wait => Span::from_millis($ms),)* }
+            }
+
+            /// Who waits, and for what.
+            #[must_use]
+            pub const fn what(self) -> &'static str {
+                match self { $(Self::$wait => $what,)* }
+            }
+
+            /// What follows if it lasts longer.
+            #[must_use]
+            pub const fn then(self) -> &'static str {
+                match self { $(Self::$wait => $then,)* }
+            }
+        }
+    };
+}
+
+waits! {
+    Handshake, "handshake", 2_000 ms:
+        "either end of a new connection, for the other's proof, offer and queue pair",
+        "the connection ends";
+    Decision, "decision", 10_000 ms:
+        "who has made an offer, for the answer; heartbeats come meanwhile",
+        "the connection ends, and is tried again later";
+    Heartbeat, "heartbeat", 2_000 ms:
+        "either end of a connection, for anything that the other says; heartbeats come every 500 ms",
+        "the peer is lost, and what was under way with it";
+    Credit, "credit", 1_000 ms:
+        "who has a frame or an answer to send, for a credit: the peer's process takes nothing in, if its network card does",
+        "the connection ends; answers that waited there are fenced as those of a broken link";
+    Join, "join", 10_000 ms:
+        "a scheduler, for a member that it has welcomed: to connect to all ModelThreads, and to name all models that it hosts",
+        "the member is closed";
+    Page, "page", 10_000 ms:
+        "a scheduler, for a frontend to have read a page of what is told of models",
+        "the frontend is closed";
+    Link, "link", 2_000 ms:
+        "a scheduler, for a new member's links to all others",
+        "whoever misses more links than the others is not served, or not used";
+    Plan, "plan", 4_000 ms:
+        "a ModelThread, for word of a plan that should have ended, or 20 times what it was to take",
+        "the backend is closed";
+    UnequalPlan, "plan of unequal requests", 64_000 ms:
+        "the same, where requests choose what they take",
+        "the backend is closed";
+    Answers, "answers", 30_000 ms:
+        "a ModelThread, for word of a plan's answers, after that of its execution was due",
+        "the backend is closed";
+    Load, "load", 120_000 ms:
+        "a scheduler, for backends to load a model and measure it",
+        "nothing has changed; the client is told who was silent";
+    Unload, "unload", 30_000 ms:
+        "a scheduler, for backends to finish a model's batches",
+        "the client is told who was silent; the model is withdrawn all the same";
+    TakenOver, "taken over", 50 ms:
+        "a new primary, for backends that were there to say what they run",
+        "what they run is taken for lost, and fenced";
+    HandedOver, "handed over", 1_000 ms:
+        "an operator, for all members to obey the new primary",
+        "the operator is told how far it is; it goes on";
+    Learned, "learned", 100 ms:
+        "a scheduler that is to take over, for what the primary has learned",
+        "it takes over without";
+    Misses, "misses", 20 ms:
+        "a standby, for members to say whether they miss the primary",
+        "those who are silent do not count";
+    Missed, "missed", 5 ms:
+        "a member that is asked by a standby, for anything from the primary",
+        "it says that it misses the primary";
+    Orphan, "orphan", 2_000 ms:
+        "a member that has lost its primary, or found none, for another one to claim more",
+        "it starts over";
+    Announced, "announced", 1_000 ms:
+        "a backend, for its new primary to announce the frontends of the former one",
+        "their links end";
+    Word, "word", 5_000 ms:
+        "a frontend, for an answer or a drop, after a request's deadline",
+        "the client is answered; the slot stays until its task has ended";
+}
+
+static REACHED: [AtomicU64; Wait::ALL.len()] = [const { AtomicU64::new(0) }; Wait::ALL.len()];
+
+impl Wait {
+    /// One has lasted for as long as it may.
+    pub fn note_reached(self) {
+        REACHED[self as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often one has, in this process.
+    #[must_use]
+    pub fn reached(self) -> u64 {
+        REACHED[self as usize].load(Ordering::Relaxed)
+    }
+
+    /// All of them as a table of Markdown.
+    #[must_use]
+    pub fn table() -> String {
+        let mut table = "| wait | at most | who waits, and for what | then |\n| --- | --- | --- | --- |\n".to_owned();
+        for wait in Self::ALL {
+            let (name, bound, what, then) = (wait.name(), wait.bound(), wait.what(), wait.then());
+            writeln!(table, "| `{name}` | {bound} | {what} | {then} |").expect("writing to a string cannot fail");
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeSet,
+        fs,
+        path::{Path, PathBuf},
+    };
+
+    use super::*;
+
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_table_in_the_documents_is_that_of_the_code() {
+        let text = fs::read_to_string(root().join("docs/threats.md")).unwrap();
+        let table = Wait::table();
+        assert!(text.contains(&table), "docs/threats.md must have this table:\n{table}");
+        assert_eq!(text.matches("| wait | at most |").count(), 1);
+    }
+
+    #[test]
+    fn each_wait_has_a_name_of_its_own_and_is_counted() {
+        let names: BTreeSet<&str> = Wait::ALL.iter().map(|wait| wait.name()).collect();
+        assert_eq!(names.len(), Wait::ALL.len());
+        assert!(Wait::ALL.iter().all(|wait| wait.bound() > Span::ZERO));
+        let before = Wait::Learned.reached();
+        Wait::Learned.note_reached();
+        assert!(Wait::Learned.reached() > before);
+    }
+
+    /// Constants of a file that are spans of time, with what they are.
+    fn spans(text: &str) -> impl Iterator<Item = (&str, &str)> {
+        // Tests come last, and wait for what they like.
+        let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        code.lines().filter_map(|line| {
+            let (_, rest) = line.trim_start().split_once("const ")?;
+            let (name, value) = rest.split_once(": Span = ").or_else(|| rest.split_once(": Duration = "))?;
+            Some((name, value.trim_end_matches(';')))
+        })
+    }
+
+    fn files(folder: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let of = |path: PathBuf| match path.is_dir() {
+            true => files(&path),
+            false => vec![path],
+        };
+        entries.flat_map(of).collect()
+    }
+
+    /// Whoever adds a span of time to a role says which wait it bounds, or that it bounds none on a peer.
+    #[test]
+    fn no_wait_on_a_peer_is_without_a_name() {
+        let others = include_str!("waits/others.txt");
+        let known: BTreeSet<&str> = others.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+        let (root, mut found, mut unnamed) = (root(), BTreeSet::new(), Vec::new());
+        let mut named = BTreeSet::new();
+        for role in ["transport", "scheduler", "frontend", "backend"] {
+            for path in files(&root.join(role).join("src")) {
+                let of = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+                if !of.ends_with(".rs") || of.contains("/tests") {
+                    continue;
+                }
+                let text = fs::read_to_string(&path).unwrap();
+                named.extend(Wait::ALL.iter().map(|wait| format!("Wait::{wait:?}")).filter(|wait| text.contains(wait)));
+                for (name, value) in spans(&text) {
+                    let entry = format!("{of} {name}");
+                    match value.strip_prefix("Wait::").is_some() {
+                        true => {}
+                        false if known.contains(&entry[..]) => {
+                            found.insert(entry);
+                        }
+                        false => unnamed.push(format!("{entry} = {value}")),
+                    }
+                }
+            }
+        }
+        assert!(unnamed.is_empty(), "neither waits of proto/src/waits.rs nor in others.txt: {unnamed:#?}");
+        let gone: Vec<_> = known.iter().filter(|known| !found.contains(**known)).collect();
+        assert!(gone.is_empty(), "others.txt names what is not there: {gone:?}");
+        let unused: Vec<_> = Wait::ALL.iter().filter(|wait| !named.contains(&format!("Wait::{wait:?}"))).collect();
+        assert!(unused.is_empty(), "no role waits so: {unused:?}");
+    }
+}
