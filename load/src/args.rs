@@ -116,10 +116,12 @@ const RATE_RPS_MAX: f64 = 1e6;
 const RATE_RPS_MIN: f64 = 0.001;
 /// Requests under way in closed loop.
 const CLOSED_MAX: usize = 4096;
-/// Streams of one run; each has histograms of its own.
-const STREAMS_MAX: usize = 256;
-/// Different inputs of a stream, used in turn.
+/// Streams of one run.
+const STREAMS_MAX: usize = 16_384;
+/// Different inputs of a stream, used in turn, ...
 const INPUTS: usize = 16;
+/// ... and of all streams, each of which has one at least.
+const INPUTS_OF_ALL: usize = 4_096;
 /// Largest request that is made up.
 const INPUT_BYTES_MAX: usize = 64 << 20;
 
@@ -297,11 +299,11 @@ impl Args {
 
 impl StreamPlan {
     /// The stream with made-up inputs: random bytes, zeros for floats, since random bits make NaNs, and strings without
-    /// a byte. If `emulated`, answers must be what emulated models give.
+    /// a byte. If `emulated`, answers must be what emulated models give. It is one of so many `streams`.
     ///
     /// # Errors
     /// If one of the model's inputs has no type of the protocol, or all together are too large.
-    pub fn stream(self, inputs: &[InputShape], seed: u64, emulated: bool) -> Result<Stream> {
+    pub fn stream(self, inputs: &[InputShape], seed: u64, emulated: bool, streams: usize) -> Result<Stream> {
         let empty = inputs.iter().map(|input| self.empty(input)).collect::<Result<Vec<Tensor>>>()?;
         let bytes = empty.iter().try_fold(0usize, |sum, tensor| sum.checked_add(bytes_of(tensor)?));
         if bytes.is_none_or(|bytes| bytes > INPUT_BYTES_MAX) {
@@ -315,7 +317,7 @@ impl StreamPlan {
             let expected = if emulated { Expected::digest(&row()) } else { Expected::Any };
             Input::of(tensors, self.slo_ms, expected)
         };
-        let inputs = (0..INPUTS).map(request).collect();
+        let inputs = (0..(INPUTS_OF_ALL / streams).clamp(1, INPUTS)).map(request).collect();
         Ok(Stream { model: self.model, arrivals: self.arrivals, slo_ms: self.slo_ms.unwrap_or(f64::INFINITY), inputs })
     }
 
@@ -352,7 +354,7 @@ fn filled(tensor: &Tensor, random: &mut impl Rng) -> Tensor {
 
 impl Arrivals {
     /// The highest rate that is asked for, in requests a second; a closed loop asks for none.
-    fn max_rps(&self) -> f64 {
+    pub(crate) fn max_rps(&self) -> f64 {
         match self {
             Self::Open { rate, .. } => rate.max_rps(),
             Self::Closed { .. } => 0.0,
@@ -510,20 +512,22 @@ mod tests {
             datatype: datatype.into(),
             shape: shape.to_vec(),
         };
-        let stream = plan().stream(&[shape("UINT16", &[-1, -1, 3])], 1, false).unwrap();
+        let stream = plan().stream(&[shape("UINT16", &[-1, -1, 3])], 1, false, 1).unwrap();
         let tensor = |request: usize| &stream.inputs[request].tensors[0];
         assert_eq!((stream.inputs.len(), &tensor(0).shape[..]), (INPUTS, &[1, 1, 3][..]));
         assert_ne!(tensor(0).data, tensor(1).data);
-        let two = plan().stream(&[shape("UINT8", &[2, 3]), shape("FP32", &[-1, 2])], 1, true).unwrap();
+        let of_many = |streams| plan().stream(&[shape("UINT8", &[3])], 1, false, streams).unwrap().inputs.len();
+        assert_eq!([256, 1_000, 10_000].map(of_many), [INPUTS, 4, 1]);
+        let two = plan().stream(&[shape("UINT8", &[2, 3]), shape("FP32", &[-1, 2])], 1, true, 1).unwrap();
         let [whole, floats] = &two.inputs[0].tensors[..] else { panic!("{two:?}") };
         assert_eq!((&whole.shape[..], whole.data.len()), (&[2, 3][..], 6));
         assert_eq!((&floats.shape[..], &floats.data[..]), (&[1, 2][..], &[0; 8][..]));
         let Expected::Bytes(digest) = Expected::digest(&[&whole.data[..], &[0; 8]].concat()) else { panic!() };
         assert_eq!(two.inputs[0].judge(Some(&digest)), Verdict::Right { classified: None });
-        let text = |input| plan().stream(&[input], 1, false).unwrap_err().to_string();
+        let text = |input| plan().stream(&[input], 1, false, 1).unwrap_err().to_string();
         let expected = "--model: the inputs of m have `i` as FP8, expected a type of the protocol";
         assert_eq!(text(shape("FP8", &[-1, 1])), expected);
         assert!(text(shape("FP32", &[-1, i64::MAX, i64::MAX])).contains("which is more than"));
-        assert!(plan().stream(&[shape("UINT8", &[40 << 20]), shape("UINT8", &[40 << 20])], 1, false).is_err());
+        assert!(plan().stream(&[shape("UINT8", &[40 << 20]), shape("UINT8", &[40 << 20])], 1, false, 1).is_err());
     }
 }

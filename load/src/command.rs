@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use crate::{
     args::{Args, Plan},
     charts::latency_chart,
-    drive::{generate, inputs_of},
+    drive::{generate_rows, inputs_of},
     log::write_log,
+    rows::Rows,
     tables,
     tally::{Report, Tally},
 };
@@ -36,17 +37,19 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
     let svg = args.svg.as_deref().map(|path| create("--svg", path)).transpose()?;
     let models: Vec<&str> = streams.iter().map(|stream| stream.model.as_str()).collect();
     let inputs = inputs_of(&target, &models).map_err(|error| CommandError::Failed(error.to_string()))?;
+    let count = streams.len();
     let streams =
-        streams.into_iter().zip(&inputs).map(|(plan, inputs)| plan.stream(inputs, target.seed, args.emulated));
+        streams.into_iter().zip(&inputs).map(|(plan, inputs)| plan.stream(inputs, target.seed, args.emulated, count));
     let streams = streams.collect::<Result<Vec<_>, _>>()?;
+    let rows = Rows::of(&streams);
 
     let seconds = target.span.as_secs_f64();
     let bar = progress_bar("load");
     let started_at = SystemTime::now();
-    let tallies = generate(&target, &streams, |fraction| bar.set_position((fraction * 1000.0) as u64));
+    let tallies = generate_rows(&target, &streams, &rows, |fraction| bar.set_position((fraction * 1000.0) as u64));
     bar.finish_and_clear();
     let tallies = tallies.map_err(|error| CommandError::Failed(error.to_string()))?;
-    let tallies: Vec<(String, Tally)> = streams.into_iter().map(|stream| stream.model).zip(tallies).collect();
+    let tallies: Vec<(String, Tally)> = rows.into_names().into_iter().zip(tallies).collect();
     let total = Tally::total(target.span, tallies.iter().map(|(_, tally)| tally));
 
     if let Some(mut file) = hdr {

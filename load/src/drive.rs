@@ -10,6 +10,7 @@ use std::{
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::task::{JoinSet, LocalSet};
 
@@ -20,6 +21,7 @@ use crate::{
     http::Http,
     pacer::Pacer,
     request::Stream,
+    rows::Rows,
     server::Server,
     tally::{Served, Tally},
     target::{Encoding, Target},
@@ -62,6 +64,8 @@ pub enum LoadError {
 const IN_FLIGHT_MAX: usize = 4096;
 /// Closed loop: pauses after a connection that broke, the first and the longest; each is twice the one before.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// Files that are opened besides those of streams: connections, for the most part.
+const FILES_BESIDES: u64 = 8_192;
 /// How long an answer is waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A generator that is so late, and does not catch up within as long again, has been asked for too much.
@@ -74,8 +78,22 @@ const LAG_MAX: Duration = Duration::from_secs(5);
 /// If no timer or runtime could be made, or a rate is too much for this machine. Whatever goes wrong with a request is
 /// counted in its tally.
 pub fn generate(target: &Target, streams: &[Stream], on_progress: impl Fn(f64)) -> Result<Vec<Tally>, LoadError> {
+    generate_rows(target, streams, &Rows::of_each(streams), on_progress)
+}
+
+/// The same with a tally for each row, which several streams may share.
+///
+/// # Errors
+/// As [`generate`].
+pub(crate) fn generate_rows(
+    target: &Target,
+    streams: &[Stream],
+    rows: &Rows,
+    on_progress: impl Fn(f64),
+) -> Result<Vec<Tally>, LoadError> {
+    allow_files(streams.len());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let tallies: Vec<_> = streams.iter().map(|_| Rc::new(RefCell::new(Tally::new(target.span)))).collect();
+    let tallies: Vec<_> = rows.names().iter().map(|_| Rc::new(RefCell::new(Tally::new(target.span)))).collect();
     LocalSet::new().block_on(&runtime, async {
         let client = Client::new(target);
         let started = Instant::now();
@@ -84,7 +102,7 @@ pub fn generate(target: &Target, streams: &[Stream], on_progress: impl Fn(f64)) 
             let sender = Sender {
                 requests: client.prepare(&stream.model, &stream.inputs),
                 stream: stream.clone(),
-                tally: tallies[index].clone(),
+                tally: tallies[rows.of_stream(index)].clone(),
                 started,
                 span: target.span,
             };
@@ -105,6 +123,16 @@ pub fn generate(target: &Target, streams: &[Stream], on_progress: impl Fn(f64)) 
         }
     })?;
     Ok(tallies.into_iter().map(|tally| finished(&tally)).collect())
+}
+
+/// Each stream has a timer, which is a file. What is missing is told where it is opened.
+fn allow_files(streams: usize) {
+    let found = getrlimit(Resource::Nofile);
+    let wanted = streams as u64 + FILES_BESIDES;
+    if found.current.is_some_and(|current| current < wanted) {
+        let raised = found.maximum.map_or(wanted, |maximum| maximum.min(wanted));
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..found });
+    }
 }
 
 fn finished(tally: &RefCell<Tally>) -> Tally {
@@ -365,7 +393,7 @@ mod tests {
 
             // What is refused for want of a scheduler was found well-formed: all inputs are there.
             let plan = StreamPlan { model: "m".into(), arrivals: Arrivals::poisson(300.0), slo_ms: Some(20.0) };
-            let tally = generate(&target, &[plan.stream(&inputs, 1, false).unwrap()], |_| {}).unwrap().remove(0);
+            let tally = generate(&target, &[plan.stream(&inputs, 1, false, 1).unwrap()], |_| {}).unwrap().remove(0);
             assert!(tally.sent > 0);
             assert_eq!(tally.dropped.values().sum::<u64>(), tally.sent, "{wire:?}: {tally:?}");
         }
@@ -395,7 +423,7 @@ mod tests {
             let known = Target { token: Some("open sesame, please".to_owned()), ..stranger.clone() };
             let inputs = inputs_of(&known, &["m"]).unwrap().remove(0);
             let plan = StreamPlan { model: "m".into(), arrivals: Arrivals::poisson(300.0), slo_ms: None };
-            let tally = generate(&known, &[plan.stream(&inputs, 1, false).unwrap()], |_| {}).unwrap().remove(0);
+            let tally = generate(&known, &[plan.stream(&inputs, 1, false, 1).unwrap()], |_| {}).unwrap().remove(0);
             assert_eq!(tally.dropped.values().sum::<u64>(), tally.sent, "no scheduler, {wire:?}: {tally:?}");
             let plain = Target { tls: None, ..known };
             assert!(inputs_of(&plain, &["m"]).is_err(), "{wire:?}");

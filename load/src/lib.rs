@@ -17,6 +17,7 @@ mod log;
 mod pacer;
 mod recorded;
 mod request;
+mod rows;
 mod server;
 pub mod tables;
 mod tally;

@@ -59,10 +59,12 @@ waits! {
         "either end of a connection, for anything that the other says; heartbeats come every 500 ms",
         "the peer is lost, and what was under way with it";
     Credit, "credit", 1_000 ms:
-        "who has a frame or an answer to send, for a credit: the peer's process takes nothing in, if its network card does",
+        "who has a frame or an answer to send, for a credit: the peer's process takes nothing in, if its network card \
+         does",
         "the connection ends; answers that waited there are fenced as those of a broken link";
     Join, "join", 10_000 ms:
-        "a scheduler, for a member that it has welcomed: to connect to all ModelThreads, and to name all models that it hosts",
+        "a scheduler, for a member that it has welcomed: to connect to all ModelThreads, and to name all models that \
+         it hosts",
         "the member is closed";
     Page, "page", 10_000 ms:
         "a scheduler, for a frontend to have read a page of what is told of models",
