@@ -59,8 +59,7 @@ waits! {
         "either end of a connection, for anything that the other says; heartbeats come every 500 ms",
         "the peer is lost, and what was under way with it";
     Credit, "credit", 1_000 ms:
-        "who has a frame or an answer to send, for a credit: the peer's process takes nothing in, if its network card \
-         does",
+        "who has a frame or an answer to send, for a credit of a peer that lives, as its heartbeats say",
         "the connection ends; answers that waited there are fenced as those of a broken link";
     Join, "join", 10_000 ms:
         "a scheduler, for a member that it has welcomed: to connect to all ModelThreads, and to name all models that \

@@ -62,7 +62,7 @@ const _: () = assert!(UNPROVED_BYTES_MAX < MESSAGE_BYTES_MAX);
 /// From the offer to the answer: the time of `accept`'s caller.
 const DECISION_MAX: Span = Wait::Decision.bound();
 /// Something is said at least this often.
-const HEARTBEAT: Span = Span::from_millis(500);
+pub(crate) const HEARTBEAT: Span = Span::from_millis(500);
 
 /// What one side tells the other of its queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
@@ -274,6 +274,11 @@ impl Bootstrap {
             self.state,
             State::AwaitPreface | State::AwaitProof { .. } | State::AwaitRelease { .. } | State::Closed
         )
+    }
+
+    /// When the peer was last heard, heartbeats or whatever.
+    pub(crate) fn heard_at(&self) -> Timestamp {
+        self.heard_at
     }
 
     /// Another owner with another clock has it from now on.

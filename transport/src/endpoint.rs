@@ -23,7 +23,7 @@ use acceptor::Acceptor;
 use crate::{
     Access, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey,
     Transfer, Way,
-    bootstrap::{Identity, Parameters},
+    bootstrap::{HEARTBEAT, Identity, Parameters},
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     config::check_secret,
     device::{
@@ -375,7 +375,8 @@ impl Endpoint {
         if self.is_pending() {
             return Some(Timestamp::PAST);
         }
-        let starved_until = self.starved_until().unwrap_or(Timestamp::NEVER);
+        let starved_until = self.starved.iter().filter_map(|&id| self.starved_until(id)).min();
+        let starved_until = starved_until.unwrap_or(Timestamp::NEVER);
         let at = self.device.poll_timeout().unwrap_or(Timestamp::NEVER).min(self.bootstraps_at).min(starved_until);
         Some(at).filter(|&at| at < Timestamp::NEVER)
     }
@@ -519,15 +520,14 @@ impl Endpoint {
         self.device.let_go(reason);
     }
 
-    /// A peer whose network card acknowledges and whose process takes nothing in is lost, heartbeats or not. If we were
-    /// away for a while, its credits may still lie in the socket.
+    /// A peer whose process lives and takes nothing in is lost. If we were away for a while, its credits may still lie
+    /// in the socket.
     fn end_starved(&mut self, now: Timestamp) {
-        if self.unfinished || self.starved_until().is_none_or(|until| now < until) {
+        if self.unfinished {
             return;
         }
         for &id in &self.starved {
-            let since = channel_of(&mut self.connections, id).ok().and_then(|channel| channel.starved_since());
-            if since.is_some_and(|since| since + self.credit_wait <= now) {
+            if self.starved_until(id).is_some_and(|until| until <= now) {
                 Wait::Credit.note_reached();
                 let wait = self.credit_wait;
                 self.failed.push_back((id, format!("{STARVED}: no credit for {wait}, is it stalled?")));
@@ -535,13 +535,12 @@ impl Endpoint {
         }
     }
 
-    /// When the first of the peers that give no credit is lost.
-    fn starved_until(&self) -> Option<Timestamp> {
-        let since = |id| match &self.connections.get(id)?.stage {
-            Stage::Up { channel, .. } => channel.starved_since(),
-            _ => None,
-        };
-        self.starved.iter().filter_map(since).min().map(|since| since + self.credit_wait)
+    /// When a peer that gives no credit is lost; `None` as long as it may be stalled as a whole, which its silence
+    /// tells: whoever still says something has had its turn since.
+    fn starved_until(&self, id: ConnectionId) -> Option<Timestamp> {
+        let Connection { stage: Stage::Up { channel, .. }, link, .. } = self.connections.get(&id)? else { return None };
+        let since = channel.starved_since()?;
+        (link.bootstrap.heard_at() > since + HEARTBEAT).then(|| since + self.credit_wait)
     }
 
     fn take_down_failed(&mut self) {

@@ -27,6 +27,6 @@ pub const SILENCE_MAX: Span = Wait::Heartbeat.bound();
 /// Frames and WRITEs of one connection that wait or are under way.
 pub const WORK_MAX: usize = 1024;
 
-/// What is to be sent waits so long for a credit; a peer that takes nothing in for longer has stalled, whatever its
-/// heartbeats say.
+/// What is to be sent waits so long for a credit of a peer whose heartbeats come: if it takes nothing in for longer, it
+/// does not want to.
 pub const CREDIT_MAX: Span = Wait::Credit.bound();

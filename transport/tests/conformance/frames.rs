@@ -95,6 +95,26 @@ fn a_receiver_that_takes_nothing_for_too_long_is_lost_and_others_are_not() {
     fabric.nodes[0].endpoint.send(to_other, b"frame").unwrap();
 }
 
+/// A process that the system does not let run has not given up its peers: it is lost by its silence, as ever.
+#[test]
+fn a_receiver_that_stands_still_is_not_taken_for_one_that_takes_nothing() {
+    let mut fabric = Fabric::new(2);
+    let (ours, _) = fabric.connect(0, 1);
+    fabric.collecting = false;
+    for _ in 0..100 {
+        fabric.nodes[0].endpoint.send(ours, b"frame").unwrap();
+        fabric.step();
+    }
+    fabric.stalled.push(1);
+    for _ in 0..20 {
+        fabric.skip(Span::from_millis(200));
+        (0..20).for_each(|_| fabric.step());
+    }
+    fabric.collecting = true;
+    let Event::Disconnected { reason, .. } = fabric.event(0) else { panic!("it is lost") };
+    assert!(!reason.is_starved(), "{reason:?}");
+}
+
 #[test]
 fn nothing_is_sent_where_there_is_no_connection() {
     let mut fabric = Fabric::new(2);
