@@ -1,6 +1,7 @@
 //! The `downbeat` binary: dispatches subcommands, nothing else.
 #![forbid(unsafe_code)]
 
+mod config_file;
 mod doctor;
 mod handover;
 mod notices;

@@ -2,7 +2,7 @@
 
 use std::{
     io::IsTerminal as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +24,7 @@ use tracing_subscriber::{
 };
 
 use crate::{
+    config_file::read_config,
     panics,
     signals::{self, Ask},
 };
@@ -60,15 +61,6 @@ impl Args {
         }
         read_config(&self.config)
     }
-}
-
-/// Reads a TOML file. What is wrong with it is told in one line, with the number of the line where it stands.
-pub(crate) fn read_config<C: DeserializeOwned>(file: &Path) -> Result<C> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("--config: cannot read {}", file.display()))?;
-    toml::from_str(&text).map_err(|error| {
-        let line = text[..error.span().map_or(0, |span| span.start)].lines().count().max(1);
-        anyhow!("--config: {}, line {line}: {}", file.display(), error.message().replace('\n', "; "))
-    })
 }
 
 /// Ties this process's life to its parent's: called by a member as its first act.

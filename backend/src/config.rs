@@ -3,7 +3,7 @@
 mod gpus;
 pub mod onnxruntime;
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use proto::{
     LatencyProfile, Span, Weights,
@@ -11,7 +11,7 @@ use proto::{
 };
 use repository::{Executor, Model, Precision, Processor, Repository, SLO_MAX, Wanted};
 use serde::{Deserialize, Serialize};
-use transport::{ArmName, Faults, TlsFiles, VerbsSettings};
+use transport::{Address, NetworkConfig};
 
 use crate::error::BackendError;
 pub use gpus::{GpuName, Gpus};
@@ -36,30 +36,14 @@ pub const DRAIN_TIMEOUT_MS: u64 = 25_000;
 
 /// How a backend is started.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct Config {
-    /// The bootstrap listener of the scheduler, `ip:port`, if there is one.
+    /// The bootstrap listener of the scheduler, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scheduler: Option<SocketAddr>,
+    pub scheduler: Option<Address>,
     /// Those of the schedulers, if there are several. Exactly one of the two keys is to be there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub schedulers: Vec<SocketAddr>,
-    /// The network: `soft`, or `verbs:DEVICE`.
-    #[serde(default)]
-    pub arm: ArmName,
-    /// Where packets come from and arrive. Without it, the soft arm takes a random loopback address, and a verbs device
-    /// its first that others can route to.
-    #[serde(default)]
-    pub address: Option<SocketAddr>,
-    /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
-    #[serde(default)]
-    pub shared_address: bool,
-    /// How the queue pairs of a verbs device are set up.
-    #[serde(default)]
-    pub verbs: VerbsSettings,
-    /// What all roles of the cluster share; at least [`SECRET_BYTES_MIN`](transport::SECRET_BYTES_MIN) bytes.
-    #[serde(deserialize_with = "transport::deserialize_secret")]
-    pub secret: String,
+    pub schedulers: Vec<Address>,
     /// The model repository.
     pub repository: PathBuf,
     /// Whether a model that cannot be loaded ends the backend; otherwise the others are served.
@@ -123,19 +107,18 @@ pub struct Config {
     /// Connections at once: the schedulers with their ModelThreads, and one to each frontend.
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
-    /// Where `GET /metrics` tells how its GPUs are, `ip:port`, if anywhere. Whoever reaches it may ask.
+    /// Where `GET /metrics` tells how its GPUs are, if anywhere. Whoever reaches it may ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metrics_http: Option<SocketAddr>,
+    pub metrics_http: Option<Address>,
     /// How long a backend that is asked to end finishes its plans.
     #[serde(default = "default_drain_timeout_ms")]
     pub drain_timeout_ms: u64,
-    /// Faults injected into our packets, for tests.
-    #[serde(default)]
-    pub faults: Faults,
-    /// Certificates, with which members also prove themselves to each other by mutual TLS.
-    #[serde(default)]
-    pub tls: Option<TlsFiles>,
+    /// The network, and the cluster's secret.
+    #[serde(skip)]
+    pub network: NetworkConfig,
 }
+
+transport::flatten_network!(Config, network);
 
 /// l(b) = `alpha_ms` * b + `beta_ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -237,8 +220,8 @@ impl Config {
     ///
     /// # Errors
     /// As [`transport::scheduler_list`].
-    pub fn scheduler_list(&self) -> Result<Vec<SocketAddr>, BackendError> {
-        transport::scheduler_list(self.scheduler, &self.schedulers).map_err(BackendError::Config)
+    pub fn scheduler_list(&self) -> Result<Vec<Address>, BackendError> {
+        transport::scheduler_list(self.scheduler.as_ref(), &self.schedulers).map_err(BackendError::Config)
     }
 
     /// Pages for weights in each GPU's memory; `None` if all weights are there all the time.
@@ -435,6 +418,7 @@ impl Config {
 mod tests {
     use super::*;
     use proto::Span;
+    use transport::Faults;
 
     fn config(text: &str) -> Result<Config, toml::de::Error> {
         let required = "scheduler = '127.0.0.1:7000'\nsecret = 'known to the cluster'\nrepository = 'models'\n";
@@ -580,7 +564,7 @@ mod tests {
             let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
             let lists = [config, again].map(|config| config.scheduler_list().map_err(|error| error.to_string()));
             assert_eq!(lists[0], lists[1]);
-            lists[0].clone().map(|list| list.iter().map(SocketAddr::port).collect::<Vec<_>>())
+            lists[0].clone().map(|list| list.iter().filter_map(Address::ip).map(|at| at.port()).collect::<Vec<_>>())
         };
         assert_eq!(list("scheduler = '127.0.0.1:7400'"), Ok(vec![7400]));
         assert_eq!(list("schedulers = ['127.0.0.1:7401', '127.0.0.1:7400']"), Ok(vec![7401, 7400]));
@@ -707,7 +691,8 @@ mod tests {
 
     #[test]
     fn faults_are_optional_one_by_one() {
-        assert_eq!(config("faults = { loss = 0.02 }").unwrap().faults, Faults { loss: 0.02, ..Faults::default() });
-        assert_eq!(config("").unwrap().faults, Faults::default());
+        let faults = |text: &str| config(text).unwrap().network.faults;
+        assert_eq!(faults("faults = { loss = 0.02 }"), Faults { loss: 0.02, ..Faults::default() });
+        assert_eq!(faults(""), Faults::default());
     }
 }

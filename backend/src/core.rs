@@ -23,7 +23,6 @@ mod weights;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::SocketAddr,
     sync::Arc,
 };
 
@@ -38,7 +37,7 @@ use proto::{
     scheduler_to_backend::{BatchPlan, SchedulerToBackend},
 };
 use repository::Refused;
-use transport::{ConnectionId, DisconnectReason, Event, Transfer};
+use transport::{Address, ConnectionId, DisconnectReason, Event, Transfer};
 use wincode::SchemaWrite;
 
 use crate::{
@@ -66,8 +65,10 @@ pub const LAST_WORDS_SPAN: Span = Span::from_millis(20);
 /// What a backend's core must know.
 #[derive(Debug, Clone)]
 pub struct CoreConfig {
+    /// How operators call this backend.
+    pub name: String,
     /// The schedulers' bootstrap listeners; at least one.
-    pub schedulers: Vec<SocketAddr>,
+    pub schedulers: Vec<Address>,
     /// Drawn at random for this life: no other member that claims its name knows it.
     pub token: u64,
     /// Where what lies in the staging memory, for as many GPUs as are offered.
@@ -102,7 +103,7 @@ pub enum Output {
         /// Whom to.
         peer: Peer,
         /// Its bootstrap listener.
-        to: SocketAddr,
+        to: Address,
         /// An encoded [`SchedulerHello`](proto::hello::SchedulerHello) or [`LinkHello`].
         hello: Vec<u8>,
     },
@@ -319,7 +320,7 @@ impl Core {
         let hosted = hosting.models.iter().map(|(&id, loaded)| (id, &**loaded));
         let memories = Memories::new(gpus, (config.memory_pages, config.host_pages), hosted);
         let mut core = Self {
-            sessions: config.schedulers.iter().map(|&address| Session::new(address)).collect(),
+            sessions: config.schedulers.iter().cloned().map(Session::new).collect(),
             config,
             obedience: Obedience::default(),
             hosting,
@@ -774,7 +775,7 @@ impl Core {
                 // There are no links before there has been a primary.
                 let (Some(backend), Some(obeyed)) = (self.backend(), self.obedience.claim()) else { return };
                 let hello = encode(&LinkHello { backend, frontend, link, epoch: obeyed.epoch, pass });
-                self.outputs.push_back(Output::Connect { peer: Peer::Frontend(frontend), to: address, hello });
+                self.outputs.push_back(Output::Connect { peer: Peer::Frontend(frontend), to: address.into(), hello });
             }
             LinkAction::Close { connection } => self.outputs.push_back(Output::Disconnect { connection }),
         }

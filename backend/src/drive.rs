@@ -25,7 +25,6 @@ mod warmup;
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -38,7 +37,7 @@ use proto::{
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
 use repository::{Model, Precision, Processor, Refused, Stamps, Store};
-use transport::Clock;
+use transport::{Address, Clock, EndpointConfig};
 
 use crate::{
     config::{self, Config, GpuName, OnnxRuntime, Placed, is_on_gpus},
@@ -86,11 +85,21 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
 /// As [`run`].
 pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Result<(), BackendError> {
     let clock = Clock::start();
-    let schedulers = config.scheduler_list()?;
+    let (schedulers, secrets) = (config.scheduler_list()?, config.network.secrets()?);
+    tracing::info!(name = config.network.member_name(), "the backend starts");
     let stamps = Stamps::of(&config.repository)?;
     let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
     let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
-    let _scrape = config.metrics_http.map(|address| Scrape::start(address, clock, readings)).transpose()?;
+    let _scrape = match &config.metrics_http {
+        Some(address) => {
+            let look = || Ok(transport::own_address("metrics_http", address)?);
+            let Some(address) = transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)? else {
+                return Ok(());
+            };
+            Some(Scrape::start(address, clock, readings)?)
+        }
+        None => None,
+    };
     let devices = Devices::new(config, open, opened)?;
     let means = Means { clock, programs: Programs::default(), devices, turns: Turns::default() };
     open_gpus(&means.devices, &models)?;
@@ -110,8 +119,12 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     reduce_timer_slack();
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {
-        let refused = not_loaded.clone();
-        let session = Session::open((config, &schedulers), clock, (models, &shapes), refused, threads, number)?;
+        // The route may be another one each time.
+        let look = || config.network.arm(None, &schedulers);
+        let Some(arm) = transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)? else { break };
+        let endpoint = EndpointConfig::over(arm).with_secrets(secrets.clone()).with_tls(config.network.tls.clone());
+        let place = (config, &schedulers[..], endpoint);
+        let session = Session::open(place, clock, (models, &shapes), not_loaded.clone(), threads, number)?;
         let ended = session.run(stop);
         models = ended.models;
         if stop.load(Ordering::Relaxed) {
@@ -122,7 +135,7 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
         }
         let now = clock.now();
         let wait = backoff.handle_failure(now) - now;
-        let scheduler = schedulers.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
+        let scheduler = schedulers.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
         tracing::warn!(scheduler, reason = ended.reason, "no scheduler; trying again in {wait}");
         std::thread::sleep(wait.to_duration());
     }

@@ -33,7 +33,8 @@ use proto::{
     stages::{AnswerStamps, SchedulerStamps},
 };
 use transport::{
-    Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, ROCE_PORT, Region, RegionKey, random_loopback,
+    Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, NetworkConfig, ROCE_PORT, Region,
+    RegionKey, random_loopback,
 };
 
 #[cfg(feature = "cuda")]
@@ -113,12 +114,8 @@ impl Cluster {
         let arena = Region::allocate(GUARDS_AT + SLOTS * GUARD_BYTES).unwrap();
         let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true }).unwrap();
         let mut config = Config {
-            scheduler: scheduler.listen_address(),
+            scheduler: scheduler.listen_address().map(Address::from),
             schedulers: vec![],
-            arm: transport::ArmName::Soft,
-            address: None,
-            verbs: transport::VerbsSettings::default(),
-            secret: SECRET.into(),
             repository: models(),
             strict: false,
             load_files: None,
@@ -138,15 +135,13 @@ impl Cluster {
             disk_gbps: backend::config::default_disk_gbps(),
             read_budget_bytes: 0,
             connections_max: 8,
-            shared_address: false,
-            faults: Faults::default(),
-            tls: None,
             metrics_http: None,
             drain_timeout_ms: 200,
+            network: NetworkConfig::new(SECRET),
         };
         if let Some(standby) = &standby {
             config.schedulers.extend(config.scheduler.take());
-            config.schedulers.extend(standby.scheduler.listen_address());
+            config.schedulers.extend(standby.scheduler.listen_address().map(Address::from));
         }
         change(&mut config);
         let stop = Arc::new(AtomicBool::new(false));
@@ -488,7 +483,7 @@ fn of_guarded_inputs_those_are_fetched_that_are_there() {
 #[test]
 fn a_network_that_loses_duplicates_reorders_and_corrupts_changes_no_answer() {
     let faults = Faults { loss: 0.03, duplicate: 0.02, reorder: 0.02, corrupt: 0.02 };
-    let mut cluster = Cluster::start(|config| config.faults = faults);
+    let mut cluster = Cluster::start(|config| config.network.faults = faults);
     assert_eq!(classify(&mut cluster), RIGHT);
 }
 

@@ -190,7 +190,7 @@ impl BackendNode {
         let shapes: Vec<_> = self.models.iter().map(|model| model.shape).chain(self.shapes.iter().copied()).collect();
         let staging = Staging::new(self.gpus.len(), &shapes);
         env.network.register(self.node, staging.bytes(), self.life);
-        let schedulers = self.schedulers.iter().map(|&node| Network::address(node)).collect();
+        let schedulers = self.schedulers.iter().map(|&node| Network::address(node).into()).collect();
         // A way that hangs ends what it was given in the session before; it is not in the way of the next one here.
         for gpu in &mut self.gpus {
             (gpu.copying, gpu.weights) = (None, BTreeSet::new());
@@ -198,7 +198,8 @@ impl BackendNode {
         self.released.clear();
         let (memory_pages, host_pages, token) = (self.memory_pages, self.host_pages, env.rng.random());
         let (lkey, landings) = (self.life, BTreeMap::new());
-        let config = CoreConfig { schedulers, staging, lkey, landings, memory_pages, host_pages, token };
+        let name = "backend".to_owned();
+        let config = CoreConfig { name, schedulers, staging, lkey, landings, memory_pages, host_pages, token };
         process.core = Some(Core::new(config, std::mem::take(&mut self.models)));
         self.settle(env);
     }
@@ -259,6 +260,7 @@ impl BackendNode {
         let now = env.local(node);
         match output {
             Output::Connect { peer, to, hello } => {
+                let to = to.ip().expect("simulated hosts have no names");
                 let connection = env.connect(node, to, hello);
                 env.trace(node, || format!("connects to {peer:?} on {}", connection.0));
                 core.handle_connecting(peer, connection);

@@ -136,6 +136,7 @@ impl FrontendNode {
         let config = CoreConfig {
             arena_bytes: ARENA_BYTES,
             arena: LinkWelcome { arena_address: ARENA_ADDRESS, arena_bytes, arena_rkey, guards_offset: 0 },
+            name: "frontend".to_owned(),
             link_address: Network::address(self.node).to_string(),
             links_max: 16,
             schedulers: self.schedulers.len(),

@@ -124,7 +124,12 @@ impl Peers {
     pub(super) fn perform(&mut self, env: &mut Env, node: Node, control: &mut Control, output: PeerOutput) {
         match output {
             PeerOutput::Dial(rank) => {
-                let hello = PeerHello { rank: self.rank, schedulers: Vec::new(), claim: control.claim() };
+                let hello = PeerHello {
+                    rank: self.rank,
+                    name: format!("scheduler-{}", self.rank),
+                    schedulers: Vec::new(),
+                    claim: control.claim(),
+                };
                 let address = Network::address(self.all[usize::from(rank)]);
                 let connection = env.connect(node, address, encode(&SchedulerHello::Peer(hello)));
                 self.dialled.insert(connection, (rank, None));

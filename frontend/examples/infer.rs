@@ -8,9 +8,10 @@
 //! The arguments are the scheduler's `listen`, the model repository, and a model; the secret is the cluster's.
 #![allow(clippy::disallowed_methods)] // Waits for the cluster.
 
-use std::{error::Error, net::SocketAddr, path::Path, time::Duration};
+use std::{error::Error, path::Path, time::Duration};
 
 use frontend::{Client, Config, Infer, InputTensor};
+use transport::Address;
 
 const USAGE: &str = "expected DOWNBEAT_SECRET to be set, and SCHEDULER REPOSITORY MODEL";
 
@@ -18,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let secret = std::env::var("DOWNBEAT_SECRET").map_err(|_| USAGE)?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [scheduler, repository, name] = &arguments[..] else { return Err(USAGE.into()) };
-    let scheduler: SocketAddr = scheduler.parse()?;
+    let scheduler: Address = scheduler.parse()?;
 
     // The frontend runs on a thread of its own, until the last clone of the client is dropped.
     let client = Client::start(Config::new(scheduler, secret, repository))?;

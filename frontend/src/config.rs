@@ -1,8 +1,8 @@
 //! How a frontend is started.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::path::PathBuf;
 
-use transport::NetworkConfig;
+use transport::{Address, NetworkConfig, OwnAddress};
 
 /// The default of [`Config::links_max`].
 pub const LINKS_MAX: usize = 255;
@@ -11,7 +11,7 @@ pub const LINKS_MAX: usize = 255;
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The schedulers' bootstrap listeners: one, or several of which each can take over from the others.
-    pub schedulers: Vec<SocketAddr>,
+    pub schedulers: Vec<Address>,
     /// The model repository.
     pub repository: PathBuf,
     /// Whether a model whose configuration is wrong ends the frontend; otherwise the others are served.
@@ -21,7 +21,7 @@ pub struct Config {
     pub load_files: Option<PathBuf>,
     /// Where backends reach us (TCP); any port of the network's `address` if it is not given. Backends are told this
     /// address.
-    pub link: Option<SocketAddr>,
+    pub link: Option<OwnAddress>,
     /// Bytes of registered memory for slots; without it as many as the models need ([`crate::arena::bytes_for`]).
     pub arena_bytes: Option<usize>,
     /// Backends linked at once.
@@ -33,9 +33,9 @@ pub struct Config {
 impl Config {
     /// A configuration for one scheduler, with the default of everything that has one.
     #[must_use]
-    pub fn new(scheduler: SocketAddr, secret: impl Into<String>, repository: impl Into<PathBuf>) -> Self {
+    pub fn new(scheduler: impl Into<Address>, secret: impl Into<String>, repository: impl Into<PathBuf>) -> Self {
         Self {
-            schedulers: vec![scheduler],
+            schedulers: vec![scheduler.into()],
             repository: repository.into(),
             strict: false,
             load_files: None,

@@ -48,6 +48,9 @@ use crate::{
 /// at most, so the smallest can be forgotten.
 const FENCED_MAX: usize = 4_096;
 
+/// Why somebody is refused who is no backend.
+const NO_LINK_HELLO: &str =
+    "this is a frontend's link, and this no backend's hello; expected a scheduler (keys scheduler, schedulers)";
 /// Why a backend is refused that comes before there is a primary.
 const NO_SCHEDULER: &str = "this frontend has no scheduler now";
 
@@ -58,6 +61,8 @@ pub struct CoreConfig {
     pub arena_bytes: usize,
     /// Where the arena is for backends; where its guards are is known once it is laid out.
     pub arena: LinkWelcome,
+    /// How operators call this frontend.
+    pub name: String,
     /// Where backends reach our bootstrap listener.
     pub link_address: String,
     /// Backends linked at once.
@@ -208,7 +213,9 @@ impl Core {
         let arena = LinkWelcome { guards_offset: tasks.guards_offset() as u64, ..config.arena };
         Ok(Self {
             tasks,
-            sessions: (0..config.schedulers).map(|index| Session::new(index, config.link_address.clone())).collect(),
+            sessions: (0..config.schedulers)
+                .map(|index| Session::new(index, &config.name, &config.link_address))
+                .collect(),
             words: (0..config.schedulers).map(|_| Word::default()).collect(),
             allegiance: Allegiance::new(config.schedulers),
             takeovers: Takeovers::default(),
@@ -280,6 +287,12 @@ impl Core {
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.tasks.outstanding()
+    }
+
+    /// How operators call this frontend.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.config.name
     }
 
     /// Bytes of registered memory for slots, and of those that are leased.
@@ -630,8 +643,8 @@ impl Core {
     }
 
     fn on_incoming(&mut self, connection: ConnectionId, hello: &[u8]) {
-        let Ok(hello) = wincode::deserialize::<LinkHello>(hello) else {
-            self.refuse(connection, "the hello does not decode; do both sides run the same version?");
+        let Ok(hello) = wincode::deserialize_exact::<LinkHello>(hello) else {
+            self.refuse(connection, NO_LINK_HELLO);
             return;
         };
         // Ids and epochs are told to those alone that a scheduler has sent.

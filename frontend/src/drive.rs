@@ -16,7 +16,8 @@ use repository::{Repository, Source, Store};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
-    Access, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region,
+    Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, OwnAddress,
+    PostError, Region,
 };
 
 use crate::{
@@ -64,7 +65,7 @@ pub enum FrontendError {
 /// A frontend that is ready to run: its sockets are open. It belongs to one thread.
 pub struct Frontend {
     endpoint: Endpoint,
-    schedulers: Vec<SocketAddr>,
+    schedulers: Vec<Address>,
     repository: PathBuf,
     store: Option<Store>,
     clock: Clock,
@@ -81,20 +82,23 @@ impl Frontend {
     /// If the configuration or the repository is wrong, or the network cannot be opened. A scheduler that cannot be
     /// reached is no error: it is tried again and again.
     pub fn open(config: &Config, observer: Rc<dyn Observer>) -> Result<Self, FrontendError> {
-        let endpoint = config.network.endpoint(None)?;
-        let own = match &endpoint.arm {
+        let schedulers = transport::scheduler_list(None, &config.schedulers).map_err(FrontendError::Config)?;
+        let secrets = config.network.secrets()?;
+        // Names that are not there yet are waited for.
+        let look = || Ok((config.network.arm(None, &schedulers)?, link_at(config, &schedulers)?));
+        let (arm, link) = transport::wait_for_names(|| false, look)?.expect("it is never over");
+        let own = match &arm {
             Arm::Soft { address, .. } => Some(address.ip()),
             Arm::Verbs(verbs) => verbs.address,
         };
-        let link = config.link.or(own.map(|ip| SocketAddr::new(ip, 0))).ok_or_else(|| {
+        let link = link.or(own.map(|ip| SocketAddr::new(ip, 0))).ok_or_else(|| {
             FrontendError::Config(format!("link: expected, as arm {} was given no address", config.network.arm))
         })?;
         if link.ip().is_unspecified() {
             let expected = "an address of this host that backends can reach";
             return Err(FrontendError::Config(format!("link: found {link}, expected {expected}")));
         }
-        let schedulers = transport::scheduler_list(None, &config.schedulers).map_err(FrontendError::Config)?;
-        if schedulers.contains(&link) {
+        if schedulers.iter().any(|scheduler| scheduler.ip() == Some(link)) {
             let found = format!("schedulers: found {link}, which is this frontend's own `link`");
             return Err(FrontendError::Config(format!("{found}, expected schedulers only")));
         }
@@ -104,11 +108,13 @@ impl Frontend {
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
             connections_max: connections_max(config.links_max, schedulers.len()),
-            ..endpoint.listening(link)
+            ..EndpointConfig::over(arm).with_secrets(secrets).with_tls(config.network.tls.clone()).listening(link)
         };
         let mut endpoint = Endpoint::open(endpoint)?;
         let key = endpoint.register(&region, Access { remote_read: true, remote_write: true })?;
         let link = endpoint.listen_address().expect("it was told to listen");
+        let name = config.network.member_name();
+        tracing::info!(name, %link, "the frontend is up");
         let core = CoreConfig {
             arena_bytes: bytes,
             arena: LinkWelcome {
@@ -117,6 +123,7 @@ impl Frontend {
                 arena_rkey: key.rkey,
                 guards_offset: 0,
             },
+            name,
             link_address: link.to_string(),
             links_max: config.links_max,
             schedulers: schedulers.len(),
@@ -210,8 +217,8 @@ impl Frontend {
         match output {
             Output::Connect { to, hello } => {
                 let address = match to {
-                    Destination::Scheduler(index) => self.schedulers[index],
-                    Destination::ModelThread { address, .. } => address,
+                    Destination::Scheduler(index) => self.schedulers[index].clone(),
+                    Destination::ModelThread { address, .. } => address.into(),
                 };
                 let connection = self.endpoint.connect(now, address, hello);
                 self.desk.handle_connecting(to, connection);
@@ -259,6 +266,18 @@ impl Frontend {
     }
 }
 
+/// Where the configuration says that backends reach us, if it does.
+fn link_at(config: &Config, schedulers: &[Address]) -> Result<Option<SocketAddr>, OpenError> {
+    const KEY: &str = "link";
+    Ok(match &config.link {
+        None => None,
+        Some(OwnAddress::At(address)) => Some(transport::own_address(KEY, address)?),
+        Some(OwnAddress::Auto(port)) => {
+            Some(SocketAddr::new(transport::source_address(KEY, schedulers)?, port.unwrap_or(0)))
+        }
+    })
+}
+
 /// Connections at once: a scheduler is one more than the links, and so is each of its ModelThreads. Of many schedulers
 /// not all can have as many threads as there may be.
 fn connections_max(links_max: usize, schedulers: usize) -> usize {
@@ -296,17 +315,21 @@ mod tests {
 
     #[test]
     fn a_list_of_schedulers_that_cannot_be_is_refused_in_one_line() {
-        let [one, other, link]: [SocketAddr; 3] = [7000, 7001, 7002].map(|port| ([127, 0, 0, 1], port).into());
+        let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let [one, other, link]: [Address; 3] = [7000, 7001, 7002].map(|port| at(port).into());
         for (schedulers, expected) in [
             (vec![], "scheduler, schedulers: found no address, expected one of these keys"),
-            (vec![one, other, one], "schedulers: found 127.0.0.1:7000 twice, expected each address once"),
             (
-                vec![one, link],
+                vec![one.clone(), other, one.clone()],
+                "schedulers: found 127.0.0.1:7000 twice, expected each address once",
+            ),
+            (
+                vec![one.clone(), link],
                 "schedulers: found 127.0.0.1:7002, which is this frontend's own `link`, expected schedulers only",
             ),
         ] {
-            let config =
-                Config { schedulers, link: Some(link), ..Config::new(one, "sixteen bytes and more", "/nowhere") };
+            let config = Config::new(one.clone(), "sixteen bytes and more", "/nowhere");
+            let config = Config { schedulers, link: Some(at(7002).into()), ..config };
             let error = Frontend::open(&config, Rc::new(())).err().expect("it is wrong").to_string();
             assert_eq!(error, expected);
         }

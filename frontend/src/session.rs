@@ -76,6 +76,7 @@ pub(crate) enum SessionOutput {
 pub(crate) struct Session {
     /// Of the scheduler, in the list.
     index: usize,
+    name: String,
     link_address: String,
     state: State,
     backoff: Backoff,
@@ -138,11 +139,13 @@ impl Scheduler {
 }
 
 impl Session {
-    /// A session that connects at its first [`Self::handle_timeout`]. Backends are told `link_address`.
-    pub(crate) fn new(index: usize, link_address: String) -> Self {
+    /// A session that connects at its first [`Self::handle_timeout`]. Operators are told `name`, and backends
+    /// `link_address`.
+    pub(crate) fn new(index: usize, name: &str, link_address: &str) -> Self {
         Self {
             index,
-            link_address,
+            name: name.to_owned(),
+            link_address: link_address.to_owned(),
             state: State::Waiting { until: Timestamp::PAST },
             backoff: Backoff::new(RETRY_FIRST, RETRY_MAX),
             clock: ClockSync::default(),
@@ -333,7 +336,8 @@ impl Session {
         if matches!(self.state, State::Waiting { until } if until <= now) {
             self.state = State::Connecting { connection: None };
             let Identity { frontend: known_as, standing } = identity;
-            let hello = FrontendHello { link_address: self.link_address.clone(), known_as, standing };
+            let (name, link_address) = (self.name.clone(), self.link_address.clone());
+            let hello = FrontendHello { name, link_address, known_as, standing };
             let (to, hello) = (Destination::Scheduler(self.index), encode(&SchedulerHello::Frontend(hello)));
             self.outputs.push_back(SessionOutput::Connect { to, hello });
         }

@@ -17,7 +17,9 @@ use proto::{
     stages::AnswerStamps,
 };
 use repository::{DataType, emulated::digest};
-use transport::{Access, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, Transfer};
+use transport::{
+    Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, Transfer,
+};
 use zerocopy::IntoBytes as _;
 
 const EPOCH: Epoch = Epoch { number: 1, scheduler: 0 };
@@ -146,7 +148,11 @@ impl Fabric {
         let (backend, frontend) = (BackendId(self.backends), FrontendId(self.frontends));
         let pass = LinkPass::of(self.token, backend);
         let hello = LinkHello { backend, frontend, link: LinkId(1), epoch: EPOCH, pass };
-        self.backend.connect(self.clock.now(), address.parse().unwrap(), wincode::serialize(&hello).unwrap());
+        self.backend.connect(
+            self.clock.now(),
+            address.parse::<Address>().unwrap(),
+            wincode::serialize(&hello).unwrap(),
+        );
     }
 
     fn on_message(&mut self, message: FrontendToScheduler) {

@@ -12,6 +12,7 @@ use std::{
 use frontend::{Frontend, FrontendError, desk::Observer};
 use thiserror::Error;
 use tokio::sync::mpsc;
+use transport::{Address, OpenError};
 
 use crate::{
     config::{Config, TraceConfig},
@@ -36,6 +37,9 @@ pub enum GatewayError {
     /// The frontend could not run.
     #[error(transparent)]
     Frontend(#[from] FrontendError),
+    /// What a key names leads nowhere.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// Clients cannot reach us.
     #[error("{key}: cannot listen on {address}: {cause}")]
     Listen {
@@ -130,8 +134,8 @@ impl Gateway {
         let poll = Poll::of(config)?;
         let frontend = Frontend::open(&config.frontend()?, Rc::clone(&record) as Rc<dyn Observer>)?;
         let gate = Gate::open(config).map_err(GatewayError::Config)?;
-        let http = config.http.map(|address| listen("http", address)).transpose()?;
-        let grpc = config.grpc.map(|address| listen("grpc", address)).transpose()?;
+        let http = config.http.as_ref().map(|address| listen("http", address)).transpose()?;
+        let grpc = config.grpc.as_ref().map(|address| listen("grpc", address)).transpose()?;
         let desk = frontend.desk();
         let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
             .named(&config.server_name)
@@ -223,7 +227,10 @@ impl Gateway {
     }
 }
 
-fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, GatewayError> {
+/// A name that leads nowhere yet is waited for.
+fn listen(key: &'static str, address: &Address) -> Result<TcpListener, GatewayError> {
+    let look = || Ok(transport::own_address(key, address)?);
+    let address = transport::wait_for_names(|| false, look)?.expect("it is never over");
     let open = || {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;

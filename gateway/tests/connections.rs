@@ -37,10 +37,10 @@ fn lonely_frontend() -> (SocketAddr, SocketAddr) {
         let repository = tempfile::tempdir().unwrap();
         fs::create_dir_all(repository.path().join("m/1")).unwrap();
         fs::write(repository.path().join("m/config.pbtxt"), CONFIG).unwrap();
-        let [nobody, any] = ["127.0.0.1:1", "127.0.0.1:0"].map(|address| address.parse().unwrap());
+        let [nobody, any] = [1, 0].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let config = Config {
-            http: Some(any),
-            grpc: Some(any),
+            http: Some(any.into()),
+            grpc: Some(any.into()),
             ..Config::new(nobody, "a secret of nobody's", repository.path())
         };
         let gateway = Gateway::open(&config, None).unwrap();

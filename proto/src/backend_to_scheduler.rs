@@ -57,6 +57,8 @@ const _: () = assert!(OFFERS_BYTES_MAX + ModelOffer::BYTES_MAX + 16 <= FRAME_BYT
 /// What a backend says about itself when it connects to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct BackendHello {
+    /// How operators call it; as [`member_name`](crate::member_name) has it.
+    pub name: String,
     /// GPUs it offers.
     pub gpus: u32,
     /// Pages for weights in the memory of each; `None` if all weights are there all the time.
@@ -75,7 +77,8 @@ impl BackendHello {
     /// Of one that no scheduler knows yet.
     #[must_use]
     pub fn new(gpus: u32, models: Vec<ModelOffer>) -> Self {
-        Self { gpus, memory_pages: None, models, more: 0, known_as: None, standing: Standing::default() }
+        let (name, standing) = ("backend".to_owned(), Standing::default());
+        Self { name, gpus, memory_pages: None, models, more: 0, known_as: None, standing }
     }
 }
 

@@ -147,6 +147,8 @@ pub const ADDRESS_BYTES_MAX: usize = 128;
 /// What a frontend says about itself when it connects to the scheduler.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct FrontendHello {
+    /// How operators call it; as [`member_name`](crate::member_name) has it.
+    pub name: String,
     /// Where backends reach it: `ip:port` of its bootstrap listener; at most [`ADDRESS_BYTES_MAX`].
     pub link_address: String,
     /// The id that another scheduler has given it in this life.
@@ -159,6 +161,7 @@ impl FrontendHello {
     /// Of one that no scheduler knows yet.
     #[must_use]
     pub fn new(link_address: impl Into<String>) -> Self {
-        Self { link_address: link_address.into(), known_as: None, standing: Standing::default() }
+        let (name, link_address) = ("frontend".to_owned(), link_address.into());
+        Self { name, link_address, known_as: None, standing: Standing::default() }
     }
 }

@@ -15,6 +15,7 @@ pub mod hello;
 pub mod host_memory;
 pub mod ids;
 pub mod link_pass;
+pub mod member_name;
 pub mod pages;
 pub mod predictions;
 pub mod profile;

@@ -14,6 +14,8 @@ use crate::{
 pub struct PeerHello {
     /// Its position in the list of schedulers.
     pub rank: u16,
+    /// How operators call it; as [`member_name`](crate::member_name) has it.
+    pub name: String,
     /// The list as it knows it; all schedulers must have the same.
     pub schedulers: Vec<String>,
     /// What it takes itself for.

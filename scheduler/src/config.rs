@@ -1,11 +1,9 @@
 //! The scheduler's configuration file, and what follows from it.
 
-use std::net::SocketAddr;
-
 use proto::{ModelThreadId, Span};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use transport::{ArmName, Faults, OpenError, TlsFiles, VerbsSettings};
+use transport::{Address, NetworkConfig, OpenError};
 
 use crate::{
     cluster::ClusterConfig,
@@ -23,33 +21,17 @@ pub const SUSPECT_MS: f64 = 10.0;
 
 /// The scheduler's configuration file.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct Config {
     /// Where frontends and backends connect (TCP).
-    pub listen: SocketAddr,
+    pub listen: Address,
     /// All schedulers, `listen` among them, in the order in which they take over: the same list for every role. Without
     /// it, this one is the only one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub schedulers: Vec<SocketAddr>,
+    pub schedulers: Vec<Address>,
     /// A primary whose heartbeat stands still for so long is suspected.
     #[serde(default = "default_suspect_ms")]
     pub suspect_ms: f64,
-    /// The network: `soft`, or `verbs:DEVICE`.
-    #[serde(default)]
-    pub arm: ArmName,
-    /// Where packets come from and arrive: a specific address. Without it, the soft arm takes that of `listen`, and a
-    /// verbs device its first that others can route to.
-    #[serde(default)]
-    pub address: Option<SocketAddr>,
-    /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
-    #[serde(default)]
-    pub shared_address: bool,
-    /// How the queue pairs of a verbs device are set up.
-    #[serde(default)]
-    pub verbs: VerbsSettings,
-    /// Shared with all frontends and backends; at least [`SECRET_BYTES_MIN`](transport::SECRET_BYTES_MIN) bytes.
-    #[serde(deserialize_with = "transport::deserialize_secret")]
-    pub secret: String,
     /// When batches run.
     #[serde(default = "default_policy")]
     pub policy: String,
@@ -79,13 +61,13 @@ pub struct Config {
     /// How long a scheduler that is asked to end finishes what it has.
     #[serde(default = "default_drain_timeout_ms")]
     pub drain_timeout_ms: u64,
-    /// Faults injected into our packets, for tests.
-    #[serde(default)]
-    pub faults: Faults,
-    /// Certificates, with which members also prove themselves to each other by mutual TLS.
-    #[serde(default)]
-    pub tls: Option<TlsFiles>,
+    /// The way to the other members, and the cluster's secret. Without an `address`, the soft arm takes that of
+    /// `listen`.
+    #[serde(skip)]
+    pub fabric: NetworkConfig,
 }
+
+transport::flatten_network!(Config, fabric);
 
 /// The key `model_threads`: a number, or `"auto"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

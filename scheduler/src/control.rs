@@ -13,6 +13,7 @@ mod joining;
 mod learned;
 mod lifecycle;
 mod members;
+mod names;
 mod offers;
 mod reach;
 mod succession;
@@ -54,6 +55,7 @@ use changes::{Changes, Wish};
 use failures::Failures;
 pub use members::JoinError;
 use members::{Joined, Known, Members};
+use names::Names;
 use succession::Succession;
 pub use succession::SuccessionConfig;
 use takeover::Takeover;
@@ -123,6 +125,7 @@ pub enum PeerOutput {
 pub struct Control {
     config: ControlConfig,
     members: Members,
+    names: Names,
     changes: Changes,
     failures: Failures,
     balance: Balance,
@@ -149,6 +152,7 @@ impl Control {
     pub fn new(config: ControlConfig, seed: [u8; 32]) -> Self {
         let mut new = Self {
             members: Members::new(config.first_id),
+            names: Names::default(),
             changes: Changes::default(),
             failures: Failures::default(),
             balance: Balance::new(config.model_threads),
@@ -178,10 +182,12 @@ impl Control {
         hello: FrontendHello,
     ) -> Result<FrontendWelcome, JoinError> {
         self.check_open(now, hello.standing)?;
+        names::check(&hello.name).map_err(|found| JoinError::BadName { found })?;
         let link_address = hello.link_address.clone();
         let threads = self.config.addresses.len();
         let known = Known { id: hello.known_as, token: hello.standing.token };
         let frontend = self.members.add_frontend(now, hello.link_address, threads, known)?;
+        self.names.add(Member::Frontend(frontend), hello.name);
         let model_threads = self.admit(Member::Frontend(frontend));
         for &backend in self.members.backends.keys() {
             let (link_address, pass) = (link_address.clone(), LinkPass::of(known.token, backend));
@@ -200,12 +206,15 @@ impl Control {
     /// If there are too many, or its offer is wrong.
     pub fn handle_backend_joined(&mut self, now: Timestamp, hello: BackendHello) -> Result<BackendWelcome, JoinError> {
         self.check_open(now, hello.standing)?;
+        names::check(&hello.name).map_err(|found| JoinError::BadName { found })?;
         self.check_memory(&hello)?;
         if hello.known_as.is_some_and(|backend| self.takeover.has_gone(backend)) {
             self.end_handover(now);
         }
         let threads = self.config.addresses.len();
+        let name = hello.name.clone();
         let joined = self.members.add_backend(now, hello, threads, is_unwanted(&self.changes))?;
+        self.names.add(Member::Backend(joined.backend), name);
         let model_threads = self.admit(Member::Backend(joined.backend));
         let Joined { backend, models, .. } = self.on_joined(joined);
         for (&frontend, member) in &self.members.frontends {
@@ -240,6 +249,12 @@ impl Control {
         joined
     }
 
+    /// What operators call a member that is here, which no other one of its kind is called.
+    #[must_use]
+    pub fn name_of(&self, member: Member) -> &str {
+        self.names.of(member).unwrap_or_default()
+    }
+
     /// Whether members can be taken in now. What a new one says of the primary that it obeys is noted.
     fn check_open(&mut self, now: Timestamp, standing: Standing) -> Result<(), JoinError> {
         self.succession.handle_claim(standing.obeys);
@@ -269,6 +284,7 @@ impl Control {
 
     /// A member's connection ended, to control or to a ModelThread.
     pub fn handle_left(&mut self, now: Timestamp, member: Member) {
+        self.names.remove(member);
         match member {
             Member::Frontend(frontend) => {
                 if self.members.remove_frontend(frontend).is_none() {

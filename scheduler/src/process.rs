@@ -15,10 +15,15 @@ pub mod turns;
 
 use era_clock::EraClock;
 
-use std::{net::SocketAddr, num::NonZero, sync::atomic::AtomicBool, thread};
+use std::{
+    net::SocketAddr,
+    num::NonZero,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
 
 use proto::{Span, Timestamp, hello::SchedulerHello, turns::TurnWatch};
-use transport::{Arm, ArmName, Clock, Endpoint, EndpointConfig, OpenError, ROCE_PORT};
+use transport::{Address, Arm, Clock, Endpoint, EndpointConfig, OpenError};
 
 use crate::{
     cluster::ClusterConfig,
@@ -36,11 +41,12 @@ const LOOK_INTERVAL: Span = Span::from_millis(100);
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let cluster = ClusterConfig { first_id: rand::random(), ..config.cluster_config(cores)? };
+    let Some(mut place) = Place::find(config, stop)? else { return Ok(()) };
     let clock = Clock::start();
     if cluster.model_threads == 1 {
-        in_place::run(config, &cluster, clock, stop)
+        in_place::run((config, &mut place), &cluster, clock, stop)
     } else {
-        threads::run(config, cluster, clock, stop)
+        threads::run((config, &mut place), cluster, clock, stop)
     }
 }
 
@@ -56,14 +62,38 @@ fn tell_silence(watch: &mut TurnWatch, due: Timestamp, now: Timestamp) {
     }
 }
 
-/// One of the process's endpoints, which listens at `listen`. Several share one address.
-fn open(config: &Config, listen: SocketAddr, is_one_of_several: bool) -> Result<Endpoint, OpenError> {
-    let soft_address = (config.arm == ArmName::Soft).then(|| SocketAddr::new(config.listen.ip(), ROCE_PORT));
-    let address = config.address.or(soft_address);
-    let arm = Arm::choose(&config.arm, address, config.shared_address, config.faults, config.verbs)?;
-    let endpoint =
-        EndpointConfig::over(arm).listening(listen).with_secret(config.secret.as_str()).with_tls(config.tls.clone());
-    Endpoint::open(if is_one_of_several { endpoint.sharing_address_within_process() } else { endpoint })
+/// Where this process is, with what all its endpoints have in common.
+struct Place {
+    listen: SocketAddr,
+    endpoint: EndpointConfig,
+    name: String,
+}
+
+impl Place {
+    /// Looks up the names that the configuration has for this host. Those that are not there yet are waited for; `None`
+    /// if `stop` is set meanwhile.
+    fn find(config: &Config, stop: &AtomicBool) -> Result<Option<Self>, OpenError> {
+        let others: Vec<Address> = config.schedulers.iter().filter(|other| **other != config.listen).cloned().collect();
+        let secrets = config.fabric.secrets()?;
+        let look = || {
+            let listen = transport::own_address("listen", &config.listen)?;
+            let endpoint = EndpointConfig::over(config.fabric.arm(Some(listen.ip()), &others)?);
+            let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(config.fabric.tls.clone());
+            Ok(Self { listen, endpoint, name: config.fabric.member_name() })
+        };
+        transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)
+    }
+
+    /// One of the process's endpoints, which listens at `listen`. Several share one address, the first one's.
+    fn open(&mut self, listen: SocketAddr, is_one_of_several: bool) -> Result<Endpoint, OpenError> {
+        let endpoint = self.endpoint.clone().listening(listen);
+        let endpoint =
+            Endpoint::open(if is_one_of_several { endpoint.sharing_address_within_process() } else { endpoint })?;
+        if let (Arm::Soft { address, any_port, .. }, Some(at)) = (&mut self.endpoint.arm, endpoint.packet_address()) {
+            (*address, *any_port) = (at, false);
+        }
+        Ok(endpoint)
+    }
 }
 
 fn read_hello(hello: &[u8]) -> Result<SchedulerHello, String> {

@@ -29,13 +29,18 @@ use repository::{Precision, Processor};
 use scheduler::Policy;
 use serde::Deserialize;
 use tempfile::TempDir;
-use transport::{Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, ROCE_PORT, VerbsSettings};
+use transport::{
+    Address, Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, OwnAddress, ROCE_PORT, VerbsSettings,
+};
 
 use super::{
     demo_models,
     supervisor::{Fate, Incident, Logs, Restarts, Supervisor},
 };
-use crate::notices;
+use crate::{
+    config_file::{escaped, read_written},
+    notices,
+};
 pub(crate) use up::{UpArgs, up};
 
 /// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
@@ -254,8 +259,8 @@ impl Layout {
         if let Some(key) = self.frontend.keys().find(|key| FRONTEND_KEYS.contains(&key.as_str())) {
             bail!("frontend: found {key}, expected limits; it is said outside of [frontend], or `up` chooses it");
         }
-        toml::from_str::<gateway::Config>(&Wiring::random().frontend(self, 0))
-            .map_err(|error| anyhow!("frontend: {}", error.message()))?;
+        read_written::<gateway::Config>(&Wiring::random().frontend(self, 0))
+            .map_err(|error| anyhow!("frontend: {error}"))?;
         let http = self.http.iter().map(|address| ("http", address));
         for (key, address) in http.chain(self.grpc.iter().map(|address| ("grpc", address))) {
             // A port that is taken would only show in the frontend's log; say it here, where it can be changed.
@@ -358,10 +363,12 @@ const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
 const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
 
 /// Keys of a frontend's file that are not limits: where it is, whom it trusts, and what `up` is told itself.
-const FRONTEND_KEYS: [&str; 19] = [
+const FRONTEND_KEYS: [&str; 21] = [
     "scheduler",
     "schedulers",
     "secret",
+    "secret_file",
+    "name",
     "repository",
     "strict",
     "load_files",
@@ -410,7 +417,8 @@ impl Cluster {
             supervisor.start(&["backend"], &format!("backend-{index}"), &wiring.backend(&layout, index))?;
         }
         // Who must show a token or a certificate is not asked by strangers.
-        let observer = (layout.clients != Clients::default()).then(|| wiring.silent_frontend(&layout, OBSERVER_HOST));
+        let observer =
+            (layout.clients != Clients::default()).then(|| wiring.silent_frontend(&layout, "observer", OBSERVER_HOST));
         Ok(Self { supervisor, layout, wiring, is_told: restarts == Restarts::All, observer })
     }
 
@@ -531,21 +539,18 @@ impl Wiring {
     }
 
     /// The key `schedulers`, for which there is no need if there is only one.
-    fn scheduler_list(&self, layout: &Layout) -> Vec<SocketAddr> {
-        if layout.schedulers == 1 { Vec::new() } else { self.schedulers(layout) }
+    fn scheduler_list(&self, layout: &Layout) -> Vec<Address> {
+        let list = if layout.schedulers == 1 { Vec::new() } else { self.schedulers(layout) };
+        list.into_iter().map(Address::from).collect()
     }
 
     /// A scheduler's file.
     pub(super) fn scheduler(&self, layout: &Layout, index: u16) -> String {
         to_toml(&scheduler::config::Config {
-            listen: self.scheduler_address(index, BOOTSTRAP_PORT),
+            listen: self.scheduler_address(index, BOOTSTRAP_PORT).into(),
             schedulers: self.scheduler_list(layout),
             suspect_ms: layout.suspect_ms,
-            arm: layout.arm.clone(),
-            address: layout.packet_address(self.scheduler_address(index, ROCE_PORT)),
-            shared_address: false,
-            verbs: layout.verbs,
-            secret: self.secret.clone(),
+            fabric: self.member(layout, layout.scheduler_name(index), self.scheduler_address(index, ROCE_PORT)),
             policy: layout.policy.clone(),
             gpu_price: layout.gpu_price,
             model_threads: layout.model_threads,
@@ -555,15 +560,13 @@ impl Wiring {
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
             drain_timeout_ms: scheduler::config::DRAIN_TIMEOUT_MS,
-            faults: layout.faults,
-            tls: None,
         })
     }
 
     fn frontend(&self, layout: &Layout, index: usize) -> String {
         let config = gateway::Config {
-            http: Some(layout.http[index]),
-            grpc: layout.grpc.get(index).copied(),
+            http: Some(layout.http[index].into()),
+            grpc: layout.grpc.get(index).map(|&address| address.into()),
             clients: layout.clients.clone(),
             otlp: layout.otlp.clone(),
             trace: layout.trace.clone(),
@@ -574,7 +577,7 @@ impl Wiring {
                 ModelControlMode::Poll if index > 0 => ModelControlMode::None,
                 mode => mode,
             },
-            ..self.silent_frontend(layout, FRONTEND_HOSTS + index as u8).into()
+            ..self.silent_frontend(layout, &format!("frontend-{index}"), FRONTEND_HOSTS + index as u8).into()
         };
         let mut file = toml::Table::try_from(config).expect("a configuration is representable in TOML");
         file.extend(layout.frontend.clone());
@@ -582,26 +585,31 @@ impl Wiring {
     }
 
     /// The configuration of one that serves no clients over the network.
-    pub(super) fn silent_frontend(&self, layout: &Layout, host: u8) -> frontend::Config {
+    pub(super) fn silent_frontend(&self, layout: &Layout, name: &str, host: u8) -> frontend::Config {
         let config = frontend::Config::new(
             self.scheduler_address(0, BOOTSTRAP_PORT),
             self.secret.clone(),
             layout.repository().to_owned(),
         );
-        let network = NetworkConfig {
-            arm: layout.arm.clone(),
-            address: layout.packet_address(self.host(host, ROCE_PORT)),
-            verbs: layout.verbs,
-            faults: layout.faults,
-            ..config.network
-        };
         frontend::Config {
-            schedulers: self.schedulers(layout),
+            schedulers: self.schedulers(layout).into_iter().map(Address::from).collect(),
             strict: layout.strict,
             load_files: self.load_files.clone(),
-            link: Some(self.host(host, 0)),
-            network,
+            link: Some(self.host(host, 0).into()),
+            network: self.member(layout, name.to_owned(), self.host(host, ROCE_PORT)),
             ..config
+        }
+    }
+
+    /// What all members say of the network, and each of itself.
+    fn member(&self, layout: &Layout, name: String, packets: SocketAddr) -> NetworkConfig {
+        NetworkConfig {
+            name: Some(name),
+            arm: layout.arm.clone(),
+            address: layout.packet_address(packets).map(OwnAddress::from),
+            verbs: layout.verbs,
+            faults: layout.faults,
+            ..NetworkConfig::new(self.secret.clone())
         }
     }
 
@@ -610,13 +618,9 @@ impl Wiring {
         let this = &layout.backend[index];
         let (gpus, placement) = this.placement();
         to_toml(&backend::config::Config {
-            scheduler: (layout.schedulers == 1).then(|| self.scheduler_address(0, BOOTSTRAP_PORT)),
+            scheduler: (layout.schedulers == 1).then(|| self.scheduler_address(0, BOOTSTRAP_PORT).into()),
             schedulers: self.scheduler_list(layout),
-            arm: layout.arm.clone(),
-            address: layout.packet_address(self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
-            shared_address: false,
-            verbs: layout.verbs,
-            secret: self.secret.clone(),
+            network: self.member(layout, format!("backend-{index}"), self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
             repository: layout.repository().to_owned(),
             strict: layout.strict,
             load_files: self.load_files.clone(),
@@ -636,10 +640,8 @@ impl Wiring {
             disk_gbps: this.disk_gbps,
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
-            metrics_http: this.metrics_http,
+            metrics_http: this.metrics_http.map(Address::from),
             drain_timeout_ms: backend::config::DRAIN_TIMEOUT_MS,
-            faults: layout.faults,
-            tls: None,
         })
     }
 }
@@ -652,9 +654,20 @@ pub(super) fn try_arm(layout: &Layout, wiring: &Wiring) -> Result<()> {
     Ok(())
 }
 
-/// A member's file.
+/// A member's file, which is read as it is written.
 pub(super) fn to_toml(config: &impl serde::Serialize) -> String {
-    toml::to_string(config).expect("a configuration is representable in TOML")
+    let mut file = toml::Value::try_from(config).expect("a configuration is representable in TOML");
+    escape(&mut file);
+    toml::to_string(&file).expect("it has just been read as TOML")
+}
+
+fn escape(value: &mut toml::Value) {
+    match value {
+        toml::Value::String(text) => *text = escaped(text),
+        toml::Value::Array(values) => values.iter_mut().for_each(escape),
+        toml::Value::Table(table) => table.iter_mut().for_each(|(_, value)| escape(value)),
+        _ => {}
+    }
 }
 
 /// How often members are looked at.

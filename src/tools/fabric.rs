@@ -166,7 +166,8 @@ impl Members {
             supervisor.start(&["backend"], &format!("backend-{index}"), &wiring.backend(&layout, index))?;
         }
         let pipes = (0..args.frontends).map(|index| {
-            let mut frontend = wiring.silent_frontend(&layout, FRONTEND_HOSTS + index as u8);
+            let mut frontend =
+                wiring.silent_frontend(&layout, &format!("frontend-{index}"), FRONTEND_HOSTS + index as u8);
             let arena_bytes =
                 ARENA_FACTOR * args.input_bytes() + ARENA_BYTES_PER_TASK * args.input_bytes() / args.bytes;
             frontend.arena_bytes = Some(arena_bytes.max(frontend::arena::ARENA_BYTES_MIN));

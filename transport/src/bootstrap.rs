@@ -38,6 +38,7 @@ use wincode::{SchemaRead, SchemaWrite};
 use crate::{
     Release,
     limits::{HANDSHAKE_MAX, HELLO_BYTES_MAX, SILENCE_MAX},
+    secrets::Known,
 };
 
 const MAGIC: &[u8; 8] = b"downbeat";
@@ -150,7 +151,8 @@ enum Message {
 /// What a member proves to its peers, and what it is.
 #[derive(Clone)]
 pub(crate) struct Identity {
-    pub secret: Arc<[u8]>,
+    /// The first is proved, each is believed.
+    pub secrets: Known,
     pub release: Arc<Release>,
 }
 
@@ -492,8 +494,9 @@ impl Bootstrap {
             Role::Client => Role::Server,
             Role::Server => Role::Client,
         };
-        // Compares in constant time.
-        if self.proof(peer, theirs).verify_slice(proof).is_err() {
+        // Each is compared in constant time.
+        let is_right = |secret: &[u8]| self.proof(peer, theirs, secret).verify_slice(proof).is_ok();
+        if !self.identity.secrets.iter().any(|secret| is_right(secret)) {
             self.close("the shared secrets differ: give both sides the same `secret`");
             return;
         }
@@ -514,14 +517,14 @@ impl Bootstrap {
         }
     }
 
-    /// The proof that `prover` gives in this connection.
-    fn proof(&self, prover: Role, theirs: &Preface) -> Hmac<Sha256> {
+    /// The proof that `prover` gives in this connection that it knows this secret.
+    fn proof(&self, prover: Role, theirs: &Preface, secret: &[u8]) -> Hmac<Sha256> {
         let ours = Preface { wire: self.identity.release.wire, nonce: self.nonce };
         let (client, server) = match self.role {
             Role::Client => (&ours, theirs),
             Role::Server => (theirs, &ours),
         };
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.identity.secret).expect("HMAC takes keys of any length");
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
         mac.update(match prover {
             Role::Client => b"downbeat bootstrap 4, client",
             Role::Server => b"downbeat bootstrap 4, server",
@@ -584,7 +587,8 @@ impl Bootstrap {
     }
 
     fn say_proof(&mut self, theirs: &Preface) {
-        let ours = self.proof(self.role, theirs).finalize().into_bytes().into();
+        let secret = self.identity.secrets.first().expect("there are one or two");
+        let ours = self.proof(self.role, theirs, secret).finalize().into_bytes().into();
         self.say(&Message::Proof(ours));
     }
 

@@ -2,6 +2,7 @@
 
 mod network;
 mod schedulers;
+mod secret_key;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -9,11 +10,12 @@ use proto::Span;
 
 pub use network::{NetworkConfig, RoleDeserializer, serialize_beside};
 pub use schedulers::{SCHEDULERS_MAX, scheduler_list};
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+pub use secret_key::SecretKey;
+use serde::{Deserialize, Serialize};
 pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{
-    Release, TlsFiles,
+    Release, Secrets, TlsFiles,
     arm_name::ArmName,
     error::{ConfigError, OpenError},
     limits::{CREDIT_MAX, ROCE_PORT, SECRET_BYTES_MIN},
@@ -26,6 +28,8 @@ pub enum Arm {
     Soft {
         /// Where our UDP socket binds.
         address: SocketAddr,
+        /// Whether another port will do if this one is taken.
+        any_port: bool,
         /// Injected faults, for tests.
         faults: Faults,
         /// Which other endpoints may have the same address; all of them must say so.
@@ -122,7 +126,7 @@ impl Arm {
             }
             let address = address.unwrap_or_else(|| SocketAddr::new(random_loopback().into(), ROCE_PORT));
             let sharing = if shared { Sharing::User } else { Sharing::Alone };
-            return Ok(Self::Soft { address, faults, sharing });
+            return Ok(Self::Soft { address, any_port: false, faults, sharing });
         };
         if shared {
             return Err(ConfigError::SharedDevice(name.clone()).into());
@@ -138,22 +142,6 @@ impl Arm {
     }
 }
 
-/// # Errors
-/// One line that names the key, if it is too short.
-pub(crate) fn check_secret(secret: &[u8]) -> Result<(), ConfigError> {
-    if secret.len() < SECRET_BYTES_MIN { Err(ConfigError::ShortSecret { found: secret.len() }) } else { Ok(()) }
-}
-
-/// Reads the key `secret` of a role's configuration, for serde's `deserialize_with`.
-///
-/// # Errors
-/// If it is shorter than [`SECRET_BYTES_MIN`].
-pub fn deserialize_secret<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    let secret = String::deserialize(deserializer)?;
-    check_secret(secret.as_bytes()).map_err(D::Error::custom)?;
-    Ok(secret)
-}
-
 /// How an endpoint is opened. `Default` gives an endpoint that only connects, on a random 127.x.y.z, with a random
 /// secret that no peer knows.
 #[derive(Clone, PartialEq, Eq)]
@@ -164,7 +152,8 @@ pub struct EndpointConfig {
     pub listen: Option<SocketAddr>,
     /// Both ends of every connection must prove that they know it (HMAC-SHA-256 challenge), before any key is told. At
     /// least [`SECRET_BYTES_MIN`] bytes.
-    pub secret: Vec<u8>,
+    /// While a cluster changes it, either of two is believed.
+    pub secrets: Secrets,
     /// What this process is; peers whose wire has another version are refused with both names.
     pub release: Release,
     /// Certificates; with them both ends of every bootstrap also prove themselves by mutual TLS, and it is encrypted.
@@ -181,7 +170,7 @@ pub struct EndpointConfig {
 impl std::fmt::Debug for EndpointConfig {
     /// Without the secret, which has no place in a log.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { arm, listen, secret: _, release, tls, connections_max, read_budget_bytes, credit_wait } = self;
+        let Self { arm, listen, secrets: _, release, tls, connections_max, read_budget_bytes, credit_wait } = self;
         f.debug_struct("EndpointConfig")
             .field("arm", arm)
             .field("listen", listen)
@@ -204,16 +193,17 @@ impl EndpointConfig {
     /// An endpoint of the soft arm at this address that only connects.
     #[must_use]
     pub fn soft(address: SocketAddr) -> Self {
-        Self::over(Arm::Soft { address, faults: Faults::default(), sharing: Sharing::Alone })
+        Self::over(Arm::Soft { address, any_port: false, faults: Faults::default(), sharing: Sharing::Alone })
     }
 
     /// An endpoint of this arm that only connects, with a random secret.
     #[must_use]
     pub fn over(arm: Arm) -> Self {
-        let secret = rand::random::<[u8; SECRET_BYTES_MIN]>().into();
+        let secrets = Secrets::fixed([rand::random::<[u8; SECRET_BYTES_MIN]>()]);
         let release = Release::this();
         let credit_wait = CREDIT_MAX;
-        Self { arm, listen: None, secret, release, tls: None, connections_max: 256, read_budget_bytes: 0, credit_wait }
+        let (connections_max, read_budget_bytes) = (256, 0);
+        Self { arm, listen: None, secrets, release, tls: None, connections_max, read_budget_bytes, credit_wait }
     }
 
     /// The same, and listens there (TCP).
@@ -225,8 +215,14 @@ impl EndpointConfig {
 
     /// The same with this secret.
     #[must_use]
-    pub fn with_secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
-        self.secret = secret.into();
+    pub fn with_secret(self, secret: impl AsRef<[u8]>) -> Self {
+        self.with_secrets(Secrets::fixed([secret]))
+    }
+
+    /// The same with these secrets.
+    #[must_use]
+    pub fn with_secrets(mut self, secrets: Secrets) -> Self {
+        self.secrets = secrets;
         self
     }
 

@@ -11,7 +11,10 @@ mod soft;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-use std::{net::IpAddr, os::fd::BorrowedFd};
+use std::{
+    net::{IpAddr, SocketAddr},
+    os::fd::BorrowedFd,
+};
 
 use proto::Timestamp;
 use soft_roce::{Completion, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
@@ -26,6 +29,9 @@ use crate::{
     },
     poller::Interest,
 };
+
+/// Ports that are tried where any will do.
+const PORTS_TRIED: usize = 8;
 
 /// One arm, opened.
 pub(crate) enum Device {
@@ -65,8 +71,18 @@ impl Device {
     /// One line that names what is missing, taken or out of bounds.
     pub(crate) fn open(arm: Arm, demand: Demand) -> Result<Self, DeviceOpenError> {
         match arm {
-            Arm::Soft { address, faults, sharing } => {
-                Ok(Self::Soft(Box::new(soft::Soft::open(address, faults, sharing, demand)?)))
+            Arm::Soft { address, any_port, faults, sharing } => {
+                let mut opened = soft::Soft::open(address, faults, sharing, demand);
+                // Somebody may be quicker, also there.
+                for _ in 0..PORTS_TRIED {
+                    if !any_port || !opened.as_ref().is_err_and(DeviceOpenError::is_taken) {
+                        break;
+                    }
+                    let free = soft::free_port(address.ip()).map(|port| SocketAddr::new(address.ip(), port));
+                    let free = free.map_err(|cause| DeviceOpenError::Udp { address, cause })?;
+                    opened = soft::Soft::open(free, faults, sharing, demand);
+                }
+                Ok(Self::Soft(Box::new(opened?)))
             }
             #[cfg(feature = "verbs")]
             Arm::Verbs(config) => {

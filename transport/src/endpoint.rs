@@ -6,6 +6,7 @@
 
 mod acceptor;
 mod links;
+mod names;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -19,13 +20,13 @@ use proto::{Span, Timestamp, Wait};
 use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, udp::DriverCounters};
 
 use acceptor::Acceptor;
+use names::{Names, Peer};
 
 use crate::{
-    Access, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey,
-    Transfer, Way,
+    Access, Address, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey,
+    Release, Secrets, Transfer, Way,
     bootstrap::{HEARTBEAT, Identity, Parameters},
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
-    config::check_secret,
     device::{
         Device,
         interface::{Demand, Descriptor, DeviceEvent, Offer},
@@ -36,6 +37,7 @@ use crate::{
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
     reads::Reads,
+    resolve::Resolver,
     tls::Tls,
 };
 
@@ -50,6 +52,7 @@ const LATELY: Span = Span::from_millis(1);
 const DATA: u64 = 0;
 const ARRIVALS: u64 = u64::MAX - 1;
 const DEVICE_EVENTS: u64 = u64::MAX - 2;
+const NAMES: u64 = u64::MAX - 3;
 
 /// One thread's device with its regions, queue pairs and connections.
 pub struct Endpoint {
@@ -59,8 +62,10 @@ pub struct Endpoint {
     watched: Vec<(Descriptor, Interest)>,
     poller: Poller,
     acceptor: Option<Acceptor>,
-    identity: Identity,
+    members: Membership,
     tls: Option<Tls>,
+    /// Connections to names that are being looked up.
+    names: Names,
     connections_refused: u64,
     incarnation: u64,
     connections_max: usize,
@@ -94,10 +99,24 @@ pub struct Endpoint {
 struct Connection {
     link: Link,
     interest: Interest,
-    peer: SocketAddr,
+    peer: Peer,
     stage: Stage,
     /// Whether it is in `due`.
     due: bool,
+}
+
+/// By what members know each other.
+#[derive(Clone)]
+struct Membership {
+    secrets: Secrets,
+    release: Arc<Release>,
+}
+
+impl Membership {
+    /// What a connection proves and believes that begins now.
+    fn identity(&self) -> Identity {
+        Identity { secrets: self.secrets.known(), release: Arc::clone(&self.release) }
+    }
 }
 
 enum Stage {
@@ -120,10 +139,14 @@ impl Endpoint {
     /// One line that names the address that is taken or not this host's, what the device lacks, the limit that is
     /// reached, or the secret if it is too short.
     pub fn open(config: EndpointConfig) -> Result<Self, OpenError> {
+        Self::open_with(config, Resolver::system())
+    }
+
+    fn open_with(config: EndpointConfig, resolver: Resolver) -> Result<Self, OpenError> {
         if config.connections_max > CONNECTIONS_MAX {
             return Err(OpenError::ConnectionsMax { found: config.connections_max });
         }
-        check_secret(&config.secret)?;
+        config.secrets.check()?;
         let tls = config.tls.as_ref().map(Tls::load).transpose()?;
         let poller = Poller::new().map_err(OpenError::Poller)?;
         let demand = Demand {
@@ -135,9 +158,9 @@ impl Endpoint {
             read_budget_bytes: config.read_budget_bytes,
         };
         let device = Device::open(config.arm, demand)?;
-        let identity = Identity { secret: config.secret.into(), release: Arc::new(config.release) };
+        let members = Membership { secrets: config.secrets, release: Arc::new(config.release) };
         let listen = |at| {
-            let opened = Acceptor::open(at, identity.clone(), tls.clone());
+            let opened = Acceptor::open(at, members.clone(), tls.clone());
             opened.map_err(|cause| OpenError::Listen { at, cause })
         };
         let acceptor = config.listen.map(listen).transpose()?;
@@ -145,6 +168,8 @@ impl Endpoint {
         if let Some(acceptor) = &acceptor {
             poller.add(acceptor, ARRIVALS, Interest::Read).map_err(OpenError::Watch)?;
         }
+        let names = Names::new(resolver).map_err(OpenError::Poller)?;
+        poller.add(&names, NAMES, Interest::Read).map_err(OpenError::Watch)?;
         let offer = device.offer();
         Ok(Self {
             device,
@@ -152,8 +177,9 @@ impl Endpoint {
             watched,
             poller,
             acceptor,
-            identity,
+            members,
             tls,
+            names,
             connections_refused: 0,
             incarnation: rand::random(),
             connections_max: config.connections_max,
@@ -252,14 +278,17 @@ impl Endpoint {
         Ok(registered)
     }
 
-    /// Opens a connection; the outcome comes as `Connected` or `Disconnected`. `hello`: at most `HELLO_BYTES_MAX`
-    /// bytes.
-    pub fn connect(&mut self, now: Timestamp, to: SocketAddr, hello: Vec<u8>) -> ConnectionId {
-        let id = ConnectionId(self.next_connection);
+    /// Opens a connection; the outcome comes as `Connected` or `Disconnected`. A name is looked up first, on another
+    /// thread. `hello`: at most `HELLO_BYTES_MAX` bytes.
+    pub fn connect(&mut self, now: Timestamp, to: impl Into<Address>, hello: Vec<u8>) -> ConnectionId {
+        let (id, to) = (ConnectionId(self.next_connection), to.into());
         self.next_connection += 1;
-        if let Err(reason) = self.try_connect(now, id, to, hello) {
-            let reason = DisconnectReason(format!("cannot connect to {to}: {reason}"));
-            self.events.push_back((Event::Disconnected { connection: id, reason }, None));
+        match to.ip() {
+            Some(at) => self.connect_to(now, id, Peer::at(at), hello),
+            None => {
+                self.names.look_up(now, id, to, hello);
+                self.bootstraps_at = self.bootstraps_at.min(self.names.poll_timeout());
+            }
         }
         id
     }
@@ -569,6 +598,10 @@ impl Endpoint {
 
     /// The end of a connection: fences it, tells the peer, reports what was under way, and lets go of everything.
     fn on_down(&mut self, id: ConnectionId, reason: &str, told: &str) {
+        if let Some(name) = self.names.give_up(id) {
+            let reason = DisconnectReason(format!("{name}: {reason}"));
+            self.events.push_back((Event::Disconnected { connection: id, reason }, None));
+        }
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if let Stage::Up { channel, .. } = &connection.stage {
             self.device.modify_to_error(channel.number());

@@ -10,7 +10,10 @@ use std::{
 
 use thiserror::Error;
 
-use crate::{ArmName, CONNECTIONS_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN};
+use crate::{
+    Address, ArmName, CONNECTIONS_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN,
+    limits::{RESOLVE_MAX, SECRET_FILE_BYTES_MAX, SECRETS_MAX},
+};
 
 /// Why an endpoint could not be opened, or a region not registered with it.
 #[derive(Debug, Error)]
@@ -19,6 +22,15 @@ pub enum OpenError {
     /// A key of the configuration does not fit the arm.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// An address of this host's own cannot be known.
+    #[error(transparent)]
+    OwnAddress(#[from] OwnAddressError),
+    /// A file with a secret cannot be used.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// Files with secrets cannot be followed.
+    #[error("secret_file: no thread can be started that reads it anew: {0}")]
+    SecretsThread(io::Error),
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -58,6 +70,107 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// Whether it may be right later without anybody's doing: names come to be, and routes.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::OwnAddress(error) if !matches!(error, OwnAddressError::Alone { .. }))
+    }
+}
+
+/// Why a name leads nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NameError {
+    /// The resolver says so.
+    #[error("found `{name}`, which cannot be looked up ({cause}), expected a name that resolves to an address")]
+    Failed {
+        /// With its port.
+        name: Address,
+        /// What it says.
+        cause: String,
+    },
+    /// There is such a name.
+    #[error("found `{name}`, which resolves to no address, expected one or several")]
+    Nothing {
+        /// With its port.
+        name: Address,
+    },
+    /// The resolver says nothing.
+    #[error("found `{name}`, for which no resolver had an answer within {RESOLVE_MAX}, expected an address")]
+    Late {
+        /// With its port.
+        name: Address,
+    },
+}
+
+/// Why an address of this host's own cannot be known.
+#[derive(Debug, Error)]
+pub enum OwnAddressError {
+    /// A key names it.
+    #[error("{key}: {cause}")]
+    Name {
+        /// Of the configuration.
+        key: &'static str,
+        /// Why the name leads nowhere.
+        cause: NameError,
+    },
+    /// A key leaves it to the route to a scheduler that cannot be looked up.
+    #[error("{key}: found `auto`, and of the scheduler's address: {cause}")]
+    Scheduler {
+        /// Of the configuration.
+        key: &'static str,
+        /// Why the scheduler's name leads nowhere.
+        cause: NameError,
+    },
+    /// A key leaves it to a route that there is not.
+    #[error("{key}: found `auto` and no route to {to} ({cause}), expected one to a scheduler")]
+    NoRoute {
+        /// Of the configuration.
+        key: &'static str,
+        /// A scheduler's address.
+        to: SocketAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// A key leaves it to a route, and there is nobody to go to.
+    #[error("{key}: found `auto`, expected an address, as there is no other scheduler with a route to it")]
+    Alone {
+        /// Of the configuration.
+        key: &'static str,
+    },
+}
+
+/// Why a file with a secret cannot be used.
+#[derive(Debug, Error)]
+pub enum SecretError {
+    /// The system does not let us.
+    #[error("secret_file: {} cannot be read: {cause}; expected a file with a secret", .path.display())]
+    Unreadable {
+        /// As configured.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// It is a folder, a device or a pipe.
+    #[error("secret_file: {} is no file, expected one with a secret", .path.display())]
+    NoFile {
+        /// As configured.
+        path: PathBuf,
+    },
+    /// It could be guessed, or is something else.
+    #[error(
+        "secret_file: found {found} bytes in {}, expected {SECRET_BYTES_MIN} to {SECRET_FILE_BYTES_MAX} random ones \
+         (such as `openssl rand -hex 16`)",
+        .path.display()
+    )]
+    Length {
+        /// As configured.
+        path: PathBuf,
+        /// Without the end of the line.
+        found: usize,
+    },
+}
+
 /// Why keys of a configuration do not fit each other, or what they are for.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum ConfigError {
@@ -90,6 +203,14 @@ pub enum ConfigError {
     )]
     ShortSecret {
         /// Its length.
+        found: usize,
+    },
+    /// There is none, or more than there can be.
+    #[error(
+        "secret, secret_file: found {found} secrets, expected one, or {SECRETS_MAX} while a cluster changes its own"
+    )]
+    Secrets {
+        /// How many.
         found: usize,
     },
     /// A device has one port.
@@ -157,6 +278,13 @@ pub enum DeviceOpenError {
         /// What to change.
         cause: VerbsOpenError,
     },
+}
+
+impl DeviceOpenError {
+    /// Whether somebody else has the address.
+    pub(crate) fn is_taken(&self) -> bool {
+        matches!(self, Self::Udp { cause, .. } if cause.kind() == io::ErrorKind::AddrInUse)
+    }
 }
 
 /// Which keys of a configuration change an address that is taken.

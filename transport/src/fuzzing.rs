@@ -23,7 +23,7 @@ impl HandshakeUnderAttack {
     /// After `turns` honest exchanges; the attacker knows the secret from the second on.
     #[must_use]
     pub fn new(is_client: bool, turns: u8) -> Self {
-        let identity = Identity { secret: SECRET.into(), release: Arc::new(Release::this()) };
+        let identity = Identity { secrets: [SECRET.into()].into(), release: Arc::new(Release::this()) };
         let client = Bootstrap::client(Timestamp::ZERO, identity.clone(), [1; NONCE_BYTES]);
         let server = Bootstrap::server(Timestamp::ZERO, identity, [2; NONCE_BYTES]);
         let (side, other) = if is_client { (client, server) } else { (server, client) };

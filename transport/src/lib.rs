@@ -53,9 +53,12 @@
 //! | `region`, `clock`, `poller` | memory, time, waiting |
 //! | `device_memory` | memory of GPUs, for RDMA devices to reach |
 //! | `error` | why operations fail, one type for each |
+//! | `address`, `resolve` | where somebody is, by address or name; names are looked up on threads of their own |
+//! | `secrets` | what members prove to each other that they know, and the files with it |
 //! | `limits`, `arm_name` | what errors name, too |
 #![deny(unsafe_code)]
 
+mod address;
 mod arm_name;
 mod bootstrap;
 mod channel;
@@ -79,18 +82,21 @@ mod poller;
 mod raw;
 mod reads;
 mod release;
+mod resolve;
 // Maps memory and shares it as atomic words.
 #[allow(unsafe_code)]
 mod region;
 mod ring;
+mod secrets;
 mod strangers;
 mod tls;
 
+pub use address::{Address, AddressError, OwnAddress};
 pub use arm_name::{ArmName, ArmNameError};
 pub use clock::Clock;
 pub use config::{
-    Arm, EndpointConfig, Faults, NetworkConfig, SCHEDULERS_MAX, Sharing, VerbsConfig, VerbsSettings,
-    deserialize_secret, random_loopback, scheduler_list,
+    Arm, EndpointConfig, Faults, NetworkConfig, SCHEDULERS_MAX, SecretKey, Sharing, VerbsConfig, VerbsSettings,
+    random_loopback, scheduler_list,
 };
 #[doc(hidden)] // For the expansion of `flatten_network!`.
 pub use config::{RoleDeserializer, serialize_beside};
@@ -108,5 +114,7 @@ pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
 pub use release::Release;
+pub use resolve::{own_address, source_address, wait_for_names};
+pub use secrets::Secrets;
 pub use strangers::share_of;
 pub use tls::{ServerTlsFiles, TlsFiles, client_tls};

@@ -5,6 +5,15 @@ use proto::{Span, Wait};
 /// Bytes of the shortest `secret`. Whoever connects is given a proof of it, and could try short ones against that.
 pub const SECRET_BYTES_MIN: usize = 16;
 
+/// Secrets that a member knows at once: two while a cluster goes over from one to the other.
+pub(crate) const SECRETS_MAX: usize = 2;
+
+/// Bytes of a file with a secret.
+pub(crate) const SECRET_FILE_BYTES_MAX: usize = 4096;
+
+/// How long a name's look-up is waited for. Resolvers turn to their second server after five seconds.
+pub(crate) const RESOLVE_MAX: Span = Span::from_millis(8_000);
+
 /// The UDP port of RoCEv2 (IANA).
 pub const ROCE_PORT: u16 = 4791;
 

@@ -88,7 +88,7 @@ impl Core {
             let reason = format!("the scheduler names us backend {}, expected {}", backend.0, known_as.0);
             return self.lose(now, index, reason);
         }
-        let (scheduler, threads) = (session.address, model_threads.len().max(1));
+        let (scheduler, threads) = (session.address.clone(), model_threads.len().max(1));
         tracing::info!(backend = backend.0, %scheduler, model_threads = threads, "joined");
         for (frontend, link) in self.links.up().collect::<Vec<_>>() {
             self.tell(index, &BackendToControl::Linked { frontend, link });
@@ -100,7 +100,7 @@ impl Core {
         for (id, to) in model_threads {
             let hello = MemberHello { member: Member::Backend(backend), pass };
             let hello = encode(&SchedulerHello::Member(hello));
-            self.outputs.push_back(Output::Connect { peer: Peer::ModelThread(index, id), to, hello });
+            self.outputs.push_back(Output::Connect { peer: Peer::ModelThread(index, id), to: to.into(), hello });
         }
         self.on_claim(now, index);
     }
@@ -108,7 +108,7 @@ impl Core {
     /// A session has come as far as to be joined, or its scheduler claims to be the primary.
     pub(super) fn on_claim(&mut self, now: Timestamp, index: usize) {
         let session = &self.sessions[index];
-        let (claim, scheduler) = (session.claim, session.address);
+        let (claim, scheduler) = (session.claim, session.address.clone());
         if !session.is_joined() {
             return;
         }
@@ -139,7 +139,7 @@ impl Core {
         let former = self.obedience.primary.replace(index);
         let is_first = self.obedience.claim.replace(claim).is_none();
         self.obedience.orphan_until = Timestamp::NEVER;
-        let scheduler = self.sessions[index].address;
+        let scheduler = self.sessions[index].address.clone();
         tracing::info!(%scheduler, epoch = %claim.epoch, is_first, "obeying the primary");
         for other in (0..self.sessions.len()).filter(|&other| other != index) {
             let session = &self.sessions[other];
@@ -248,7 +248,7 @@ impl Core {
         if self.sessions.len() == 1 {
             return self.end(reason);
         }
-        let scheduler = self.sessions[index].address;
+        let scheduler = self.sessions[index].address.clone();
         let left = self.sessions[index].handle_failed(now);
         self.hang_up(index, left);
         if self.obedience.backend.is_none() {
@@ -364,11 +364,13 @@ impl Core {
         let standing = Standing { token: self.config.token, obeys: self.obedience.claim.unwrap_or_default() };
         let gpus = self.config.staging.gpus() as u32;
         let memory_pages = self.memories.pages();
-        let hello = BackendHello { gpus, memory_pages, models, more, known_as: self.obedience.backend, standing };
+        let name = self.config.name.clone();
+        let known_as = self.obedience.backend;
+        let hello = BackendHello { name, gpus, memory_pages, models, more, known_as, standing };
         let hello = encode(&SchedulerHello::Backend(hello));
         let session = &mut self.sessions[index];
         session.handle_dialled(offers);
-        self.outputs.push_back(Output::Connect { peer: Peer::Scheduler(index), to: session.address, hello });
+        self.outputs.push_back(Output::Connect { peer: Peer::Scheduler(index), to: session.address.clone(), hello });
     }
 
     /// Tells a scheduler as much of what is hosted as it may be told now.

@@ -21,7 +21,7 @@ use proto::{
     hello::ModelThreads,
     scheduler_to_backend::{BackendWelcome, SchedulerToBackend},
 };
-use transport::ConnectionId;
+use transport::{Address, ConnectionId};
 use wincode::{SchemaWrite, config::DefaultConfig};
 
 use super::offers::Offers;
@@ -48,7 +48,7 @@ pub(super) enum Reader {
 #[derive(Debug)]
 pub(super) struct Session {
     /// Its bootstrap listener.
-    pub(super) address: SocketAddr,
+    pub(super) address: Address,
     /// What it has said of itself since it welcomed us.
     pub(super) claim: Claim,
     pub(super) clock: ClockSync,
@@ -103,7 +103,7 @@ struct Route {
 
 impl Session {
     /// With the scheduler at this address, to be connected to at once.
-    pub(super) fn new(address: SocketAddr) -> Self {
+    pub(super) fn new(address: Address) -> Self {
         Self {
             address,
             claim: Claim::default(),
@@ -236,7 +236,7 @@ impl Session {
     /// Forgets all but the address. Yields the connections that are to be closed; it is connected to again at `until`.
     pub(super) fn leave(&mut self, until: Timestamp) -> Vec<ConnectionId> {
         let backoff = self.backoff.clone();
-        let fresh = Self { backoff, state: State::Waiting { until }, ..Self::new(self.address) };
+        let fresh = Self { backoff, state: State::Waiting { until }, ..Self::new(self.address.clone()) };
         let left = std::mem::replace(self, fresh);
         let routes = std::iter::once(left.scheduler).chain(left.model_threads);
         routes.filter_map(|route| route.connection).collect()

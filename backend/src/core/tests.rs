@@ -95,7 +95,8 @@ impl Backend {
         let staging = Staging::new(1, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
         let schedulers = (1..=schedulers).map(|port| ([127, 0, 0, 1], port).into()).collect();
         let landings = BTreeMap::from([(0, 9)]);
-        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
+        let name = "backend".to_owned();
+        let config = CoreConfig { name, schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
         let mut core = Core::new(config, models);
         assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler(0), .. })));
         core.handle_connecting(Peer::Scheduler(0), SCHEDULER);
@@ -243,7 +244,7 @@ fn it_has_joined_once_it_is_connected_to_every_model_thread_and_reports_to_whom_
     let mut backend = Backend::welcomed(&["127.0.0.1:10", "127.0.0.1:11"]);
     for (id, output) in (0..).zip(backend.outputs()) {
         let Output::Connect { peer, to, hello } = output else { panic!("{output:?}") };
-        assert_eq!((peer, to.port()), (Peer::ModelThread(0, ModelThreadId(id)), 10 + id));
+        assert_eq!((peer, to.ip().unwrap().port()), (Peer::ModelThread(0, ModelThreadId(id)), 10 + id));
         let hello = wincode::deserialize::<SchedulerHello>(&hello).unwrap();
         let expected = MemberHello { member: Member::Backend(BackendId(3)), pass: 9 };
         assert_eq!(hello, SchedulerHello::Member(expected));

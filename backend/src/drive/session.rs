@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,7 +14,7 @@ use proto::{
     slot::GUARD_BYTES, turns::TurnWatch,
 };
 use repository::Refused;
-use transport::{Access, Arm, Clock, Endpoint, EndpointConfig, Region, Waker};
+use transport::{Access, Address, Clock, Endpoint, EndpointConfig, Region, Waker};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -79,18 +78,17 @@ const ROOM_FOR_LATER: ModelShape = ModelShape {
 impl<'a> Session<'a> {
     /// Opens the network and starts to connect. Staging memory has room for batches of the models and of `shapes`.
     pub(super) fn open(
-        (config, schedulers): (&Config, &[SocketAddr]),
+        (config, schedulers, endpoint): (&Config, &[Address], EndpointConfig),
         clock: Clock,
         (models, shapes): (Vec<Arc<Loaded>>, &[ModelShape]),
         not_loaded: Vec<Refused>,
         threads: Threads<'a>,
         number: u64,
     ) -> Result<Self, BackendError> {
-        let arm = Arm::choose(&config.arm, config.address, config.shared_address, config.faults, config.verbs)?;
         let mut endpoint = Endpoint::open(EndpointConfig {
             connections_max: config.connections_max,
             read_budget_bytes: config.read_budget_bytes,
-            ..EndpointConfig::over(arm).with_secret(config.secret.as_str()).with_tls(config.tls.clone())
+            ..endpoint
         })?;
         let shapes = models.iter().map(|model| model.shape).chain(shapes.iter().copied());
         let shapes: Vec<_> = shapes.chain([ROOM_FOR_LATER]).collect();
@@ -110,8 +108,8 @@ impl<'a> Session<'a> {
         }
         let token = rand::random();
         let (memory_pages, host_pages) = (config.memory_pages()?, config.host_pages()?);
-        let schedulers = schedulers.to_vec();
-        let core_config = CoreConfig { schedulers, token, staging, lkey, landings, memory_pages, host_pages };
+        let (name, schedulers) = (config.network.member_name(), schedulers.to_vec());
+        let core_config = CoreConfig { name, schedulers, token, staging, lkey, landings, memory_pages, host_pages };
         let mut core = Core::new(core_config, models);
         core.handle_not_loaded(not_loaded);
         let waker = endpoint.waker();

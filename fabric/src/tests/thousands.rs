@@ -152,6 +152,7 @@ impl World {
         let models: Vec<_> = (0..MODELS).map(loaded).collect();
         let staging = Staging::new(GPUS as usize, &[models[0].shape]);
         let backend = BackendConfig {
+            name: "backend".to_owned(),
             schedulers: vec![([127, 0, 0, 1], 1).into()],
             token: 1,
             staging,
@@ -162,6 +163,7 @@ impl World {
         };
         let arena_bytes = ARENA_BYTES as u64;
         let frontend = FrontendConfig {
+            name: "frontend".to_owned(),
             arena_bytes: ARENA_BYTES,
             arena: LinkWelcome { arena_address: 0, arena_bytes, arena_rkey: 1, guards_offset: 0 },
             link_address: "127.0.0.1:2".to_owned(),

@@ -165,7 +165,7 @@ mod tests {
     use crate::config::Config;
 
     fn limits(connections_max: usize, client_connections_max: usize) -> Limits {
-        let config = Config::new("127.0.0.1:1".parse().unwrap(), "secret", "models");
+        let config = Config::new(([127, 0, 0, 1], 1), "secret", "models");
         Limits { connections_max, client_connections_max, ..config.limits() }
     }
 

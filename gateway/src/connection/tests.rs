@@ -347,6 +347,7 @@ fn with_model_and_schedulers<F: Future<Output = ()>>(
     let config = CoreConfig {
         arena_bytes: ARENA,
         arena: LinkWelcome { arena_address: 0, arena_bytes: ARENA as u64, arena_rkey: 0, guards_offset: 0 },
+        name: "frontend".to_owned(),
         link_address: "127.0.0.1:1".to_owned(),
         links_max: 4,
         schedulers,

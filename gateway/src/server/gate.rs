@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio_rustls::TlsAcceptor;
+use transport::Address;
 
 use super::Hosts;
 use crate::{
@@ -86,8 +87,8 @@ impl Gate {
             }
         };
         let grants = config.clients.grants()?;
-        for (key, address) in [("http", config.http), ("grpc", config.grpc)] {
-            if let Some(address) = address.filter(|address| !address.ip().is_loopback())
+        for (key, address) in [("http", &config.http), ("grpc", &config.grpc)] {
+            if let Some(address) = address.as_ref().filter(|address| !is_local(address))
                 && !config.clients.is_guarded()
             {
                 tracing::warn!(
@@ -98,5 +99,13 @@ impl Gate {
         }
         let hosts = Hosts::new(config.clients.hosts.as_deref(), !config.clients.token.is_empty());
         Ok(Self { limits, grants, tls, hosts, shared_memory: config.clients.shared_memory.clone() })
+    }
+}
+
+/// Whether nobody else's host can come there.
+fn is_local(address: &Address) -> bool {
+    match (address.ip(), address.name()) {
+        (Some(at), _) => at.ip().is_loopback(),
+        (None, name) => name.is_some_and(|(host, _)| host == "localhost"),
     }
 }

@@ -227,9 +227,9 @@ structs! { struct_lines:
     RequestTimes { cost, applications, lengths }
     MemberHello { member, pass }
     ModelThreads { addresses, pass }
-    FrontendHello { link_address, known_as, standing }
+    FrontendHello { name, link_address, known_as, standing }
     FrontendWelcome { frontend, model_threads, claim }
-    BackendHello { gpus, memory_pages, models, more, known_as, standing }
+    BackendHello { name, gpus, memory_pages, models, more, known_as, standing }
     BackendWelcome { backend, models, model_threads, claim }
     ModelOffer { name, version, profile, input_bytes, gpu_indexes, weights, cost, queue_max }
     Undelivered { task, link }
@@ -238,7 +238,7 @@ structs! { struct_lines:
     NetworkTimes { ctrl, data, resp }
     PlannedTask { task, attempt, slot, stamps }
     BatchPlan { plan, gpu_index, model, exec_at, latest, tasks, sample }
-    PeerHello { rank, schedulers, claim }
+    PeerHello { rank, name, schedulers, claim }
     PeerWelcome { claim, heartbeat_address, heartbeat_rkey }
     LearnedNetwork { ctrl, resp }
     LearnedModel { name, version, factors, data, averages }

@@ -12,6 +12,7 @@ use proto::{
     backend_to_scheduler::{BackendHello, GPUS_PER_BACKEND_MAX, ModelOffer, ResidentModel},
     frontend_to_scheduler::ADDRESS_BYTES_MAX,
     hello::Member,
+    member_name::MEMBER_NAME_BYTES_MAX,
     request_times::RequestTimes,
     scheduler_to_frontend::{DropReason, NetworkTimes},
     weights::{PAGES_MAX, WeightsTally},
@@ -42,6 +43,12 @@ pub enum JoinError {
     /// No frontend can be reached there.
     #[error("link_address has {found} bytes, expected ip:port, at most {ADDRESS_BYTES_MAX}")]
     BadAddress {
+        /// Its length.
+        found: usize,
+    },
+    /// Operators cannot call it so.
+    #[error("name: found {found} bytes, expected 1 to {MEMBER_NAME_BYTES_MAX} letters, digits, `-`, `_` and `.`")]
+    BadName {
         /// Its length.
         found: usize,
     },

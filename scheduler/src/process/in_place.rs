@@ -11,7 +11,7 @@ use proto::{
 use transport::{Clock, ConnectionId, Event};
 
 use super::{
-    LOOK_INTERVAL,
+    LOOK_INTERVAL, Place,
     connections::{Connections, Said, encode},
     era_clock::EraClock,
     leaving::Exit,
@@ -25,12 +25,17 @@ use crate::{
 /// It shares control's connections.
 const ONLY_THREAD: ModelThreadId = ModelThreadId(0);
 
-pub(super) fn run(config: &Config, cluster: &ClusterConfig, clock: Clock, stop: &AtomicBool) -> Result<(), RunError> {
+pub(super) fn run(
+    (config, place): (&Config, &mut Place),
+    cluster: &ClusterConfig,
+    clock: Clock,
+    stop: &AtomicBool,
+) -> Result<(), RunError> {
     let era = super::era_clock(cluster, clock);
     let cluster = Cluster::new(cluster, rand::random())?;
-    let mut connections = Connections::new(super::open(config, config.listen, false)?);
-    let peers = Peers::open(config, clock, era.clone(), &mut connections.endpoint)?;
-    tracing::info!(listen = %config.listen, policy = %config.policy, "the scheduler is up");
+    let mut connections = Connections::new(place.open(place.listen, false)?);
+    let peers = Peers::open((config, &place.name), clock, era.clone(), &mut connections.endpoint)?;
+    tracing::info!(name = place.name, listen = %config.listen, policy = %config.policy, "the scheduler is up");
     let (watch, due) = (TurnWatch::default(), Timestamp::PAST);
     let mut server = Server { cluster, connections, peers, clock, era, watch, due };
     let mut exit = Exit::new(stop, config.drain_timeout_ms);
@@ -121,7 +126,8 @@ impl Server {
             }
             Event::Disconnected { connection, reason } => {
                 if let Some(member) = self.connections.handle_disconnected(connection) {
-                    tracing::warn!(?member, reason = reason.0, "a member left");
+                    let name = self.cluster.control().name_of(member);
+                    tracing::warn!(?member, name, reason = reason.0, "a member left");
                     self.cluster.handle_disconnected(now, Port::Control, member, reason.0);
                 }
             }
@@ -139,14 +145,18 @@ impl Server {
             SchedulerHello::Frontend(hello) => {
                 let link_address = hello.link_address.clone();
                 let welcome = self.cluster.handle_frontend_joined(now, hello).map_err(|error| error.to_string())?;
-                tracing::info!(frontend = welcome.frontend.0, link_address, "a frontend joined");
-                (Member::Frontend(welcome.frontend), encode(&welcome))
+                let member = Member::Frontend(welcome.frontend);
+                let name = self.cluster.control().name_of(member);
+                tracing::info!(frontend = welcome.frontend.0, name, link_address, "a frontend joined");
+                (member, encode(&welcome))
             }
             SchedulerHello::Backend(hello) => {
                 let (gpus, models) = (hello.gpus, hello.models.len());
                 let welcome = self.cluster.handle_backend_joined(now, hello).map_err(|error| error.to_string())?;
-                tracing::info!(backend = welcome.backend.0, gpus, models, "a backend joined");
-                (Member::Backend(welcome.backend), encode(&welcome))
+                let member = Member::Backend(welcome.backend);
+                let name = self.cluster.control().name_of(member);
+                tracing::info!(backend = welcome.backend.0, name, gpus, models, "a backend joined");
+                (member, encode(&welcome))
             }
             SchedulerHello::Member(_) => return Err("this scheduler has no ModelThreads to connect to".to_owned()),
             other => {

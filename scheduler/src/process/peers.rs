@@ -2,16 +2,16 @@
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
     time::{Duration, Instant},
 };
 
 use proto::{
     frame::{FrameWriter, read_frame},
     hello::SchedulerHello,
+    member_name::is_member_name,
     scheduler_to_scheduler::{PeerHello, PeerWelcome, SchedulerToScheduler},
 };
-use transport::{Access, Clock, ConnectionId, Endpoint, Event, Region, RegionKey, Transfer};
+use transport::{Access, Address, Clock, ConnectionId, Endpoint, Event, Region, RegionKey, Transfer};
 
 use super::{connections::encode, era_clock::EraClock};
 use crate::{
@@ -31,8 +31,10 @@ struct Dialled {
 
 /// All of them.
 pub(super) struct Peers {
-    schedulers: Vec<SocketAddr>,
+    schedulers: Vec<Address>,
     rank: u16,
+    /// How operators call this one.
+    name: String,
     clock: Clock,
     era: EraClock,
     /// Our heartbeat, then what was READ of each other one's, by rank. None if there are no others.
@@ -42,6 +44,8 @@ pub(super) struct Peers {
     beat_at: Instant,
     dialled: BTreeMap<ConnectionId, Dialled>,
     dialers: BTreeMap<ConnectionId, u16>,
+    /// Why those cannot be reached that cannot, as it was last told.
+    unreachable: BTreeMap<u16, String>,
     /// What they are told in this turn, in as few frames as hold it.
     frames: BTreeMap<ConnectionId, FrameWriter>,
     /// Operators that wait for an answer.
@@ -53,7 +57,7 @@ pub(super) struct Peers {
 impl Peers {
     /// Registers the heartbeat, if there are others to READ it.
     pub(super) fn open(
-        config: &Config,
+        (config, name): (&Config, &str),
         clock: Clock,
         era: EraClock,
         endpoint: &mut Endpoint,
@@ -70,6 +74,7 @@ impl Peers {
         Ok(Self {
             schedulers: config.schedulers.clone(),
             rank: succession.rank,
+            name: name.to_owned(),
             clock,
             era,
             memory,
@@ -78,6 +83,7 @@ impl Peers {
             beat_at: Instant::now(),
             dialled: BTreeMap::new(),
             dialers: BTreeMap::new(),
+            unreachable: BTreeMap::new(),
             frames: BTreeMap::new(),
             operators: Vec::new(),
             ended: None,
@@ -114,7 +120,11 @@ impl Peers {
         match hello {
             SchedulerHello::Peer(hello) => {
                 self.check_list(&hello)?;
+                if !is_member_name(&hello.name) {
+                    return Err(format!("name: found {} bytes, expected a member's name", hello.name.len()));
+                }
                 let claim = control.handle_dialer(now, &hello)?;
+                tracing::info!(rank = hello.rank, name = hello.name, "another scheduler has connected");
                 let key = self.memory.as_ref().expect("there are others").1;
                 self.dialers.insert(connection, hello.rank);
                 let (heartbeat_address, heartbeat_rkey) = (key.address, key.rkey);
@@ -151,7 +161,8 @@ impl Peers {
                 match wincode::deserialize::<PeerWelcome>(welcome) {
                     Ok(PeerWelcome { claim, heartbeat_address, heartbeat_rkey }) => {
                         dialled.beat = Some((heartbeat_address, heartbeat_rkey));
-                        let address = self.schedulers[usize::from(dialled.rank)];
+                        self.unreachable.remove(&dialled.rank);
+                        let address = &self.schedulers[usize::from(dialled.rank)];
                         tracing::info!(scheduler = %address, epoch = %claim.epoch, "connected to another scheduler");
                         control.handle_peer_connected(now, dialled.rank, claim);
                     }
@@ -187,11 +198,14 @@ impl Peers {
                 if let Some(rank) = self.dialers.remove(connection) {
                     control.handle_dialer_lost(rank);
                 } else if let Some(Dialled { rank, beat }) = self.dialled.remove(connection) {
-                    let scheduler = self.schedulers[usize::from(rank)];
+                    let scheduler = &self.schedulers[usize::from(rank)];
                     if beat.is_some() {
                         tracing::warn!(%scheduler, reason = reason.0, "another scheduler is lost");
                     } else {
-                        tracing::debug!(%scheduler, reason = reason.0, "another scheduler cannot be reached");
+                        let told = self.unreachable.insert(rank, reason.0.clone());
+                        if told.as_ref() != Some(&reason.0) {
+                            tracing::info!(%scheduler, reason = reason.0, "another scheduler cannot be reached");
+                        }
                     }
                     control.handle_peer_lost(now, rank);
                 } else {
@@ -212,8 +226,9 @@ impl Peers {
         match output {
             PeerOutput::Dial(rank) => {
                 let schedulers = self.schedulers.iter().map(ToString::to_string).collect();
-                let hello = SchedulerHello::Peer(PeerHello { rank: self.rank, schedulers, claim: control.claim() });
-                let address = self.schedulers[usize::from(rank)];
+                let (own, name, claim) = (self.rank, self.name.clone(), control.claim());
+                let hello = SchedulerHello::Peer(PeerHello { rank: own, name, schedulers, claim });
+                let address = self.schedulers[usize::from(rank)].clone();
                 let connection = endpoint.connect(self.clock.now(), address, encode(&hello));
                 self.dialled.insert(connection, Dialled { rank, beat: None });
             }

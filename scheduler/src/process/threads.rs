@@ -20,7 +20,7 @@ use proto::{
 use transport::{Clock, ConnectionId, Event};
 
 use super::{
-    LOOK_INTERVAL,
+    LOOK_INTERVAL, Place,
     connections::{Connections, Said, encode},
     era_clock::EraClock,
     leaving::Exit,
@@ -84,17 +84,17 @@ impl<T> Outbox<T> {
 }
 
 pub(super) fn run(
-    config: &Config,
+    (config, place): (&Config, &mut Place),
     mut cluster: ClusterConfig,
     clock: Clock,
     stop: &AtomicBool,
 ) -> Result<(), RunError> {
     check_cores(config, cluster.model_threads)?;
-    let mut control_port = Connections::new(super::open(config, config.listen, true)?);
+    let mut control_port = Connections::new(place.open(place.listen, true)?);
     let era = super::era_clock(&cluster, clock);
-    let peers = Peers::open(config, clock, era.clone(), &mut control_port.endpoint)?;
+    let peers = Peers::open((config, &place.name), clock, era.clone(), &mut control_port.endpoint)?;
     let ids = || (0..cluster.model_threads).map(ModelThreadId);
-    let ports = ids().map(|_| super::open(config, SocketAddr::new(config.listen.ip(), 0), true).map(Connections::new));
+    let ports = ids().map(|_| place.open(SocketAddr::new(place.listen.ip(), 0), true).map(Connections::new));
     let ports = ports.collect::<Result<Vec<_>, _>>()?;
     let addresses = ports.iter().map(|port| port.endpoint.listen_address().expect("it listens").to_string());
     cluster.addresses = addresses.collect();
@@ -455,7 +455,8 @@ impl ControlDriver {
             }
             Event::Disconnected { connection, reason } => {
                 if let Some(member) = self.port.handle_disconnected(connection) {
-                    tracing::warn!(?member, reason = reason.0, "a member left");
+                    let name = self.control.name_of(member);
+                    tracing::warn!(?member, name, reason = reason.0, "a member left");
                     self.control.handle_left(now, member);
                 }
             }
@@ -473,14 +474,18 @@ impl ControlDriver {
             SchedulerHello::Frontend(hello) => {
                 let link_address = hello.link_address.clone();
                 let welcome = self.control.handle_frontend_joined(now, hello).map_err(|error| error.to_string())?;
-                tracing::info!(frontend = welcome.frontend.0, link_address, "a frontend joined");
-                (Member::Frontend(welcome.frontend), encode(&welcome))
+                let member = Member::Frontend(welcome.frontend);
+                let name = self.control.name_of(member);
+                tracing::info!(frontend = welcome.frontend.0, name, link_address, "a frontend joined");
+                (member, encode(&welcome))
             }
             SchedulerHello::Backend(hello) => {
                 let (gpus, models) = (hello.gpus, hello.models.len());
                 let welcome = self.control.handle_backend_joined(now, hello).map_err(|error| error.to_string())?;
-                tracing::info!(backend = welcome.backend.0, gpus, models, "a backend joined");
-                (Member::Backend(welcome.backend), encode(&welcome))
+                let member = Member::Backend(welcome.backend);
+                let name = self.control.name_of(member);
+                tracing::info!(backend = welcome.backend.0, name, gpus, models, "a backend joined");
+                (member, encode(&welcome))
             }
             SchedulerHello::Member(_) => {
                 return Err("this is the scheduler's own address; the welcome named the ModelThreads'".to_owned());

@@ -14,6 +14,7 @@ use repository::{Executor, Model, Processor, Refused, Repository};
 
 use super::{BackendLayout, Cluster, LOOK, Layout, Wiring, gpus};
 use crate::{
+    config_file::{read_config, read_written},
     notices, role,
     tools::supervisor::{Fate, Logs, Restarts, private_folder},
 };
@@ -80,7 +81,7 @@ impl UpArgs {
     fn layout(&self) -> Result<Layout> {
         let mut layout = match &self.config {
             None => Layout { backend: Vec::new(), ..Layout::default() },
-            Some(file) => role::read_config(file)?,
+            Some(file) => read_config(file)?,
         };
         layout.repository = self.repository.clone().or(layout.repository);
         if layout.backend.is_empty() {
@@ -205,7 +206,7 @@ fn check_models(layout: &Layout, repository: &Repository, is_flag: bool) -> Resu
     let wiring = Wiring::random();
     for index in 0..layout.backend.len() {
         let config: backend::config::Config =
-            toml::from_str(&wiring.backend(layout, index)).map_err(|error| anyhow!("backend: {}", error.message()))?;
+            read_written(&wiring.backend(layout, index)).map_err(|error| anyhow!("backend: {error}"))?;
         let Repository { models, refused } = repository;
         let repository = Repository { models: models.clone(), refused: refused.clone() };
         config.place(repository).map_err(|error| {

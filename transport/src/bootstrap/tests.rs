@@ -36,7 +36,7 @@ fn identity(secret: &[u8]) -> Identity {
 
 fn of_release(name: &str, wire: u32, secret: &[u8]) -> Identity {
     let release = Release { name: name.to_owned(), wire: WireVersion(u64::from(wire) << 32) };
-    Identity { secret: secret.into(), release: Arc::new(release) }
+    Identity { secrets: [secret.into()].into(), release: Arc::new(release) }
 }
 
 /// Moves what `from` has to say to `to`, in pieces of `piece` bytes.
@@ -123,6 +123,29 @@ fn a_refusal_tells_its_reason_on_one_line() {
     server.close("no slot\nfor you");
     exchange(&mut client, &mut server, at(5));
     assert_eq!(closed(&mut client), "the peer says: no slot for you");
+}
+
+/// A cluster that changes its secret has members that know the old one, both in either order, and the new one.
+#[test]
+fn two_secrets_are_known_at_once_while_a_cluster_changes_its_own() {
+    let (old, new): (&[u8], &[u8]) = (b"the old secret", b"the new secret");
+    let knows = |secrets: &[&[u8]]| Identity {
+        secrets: secrets.iter().map(|&secret| secret.into()).collect(),
+        ..identity(b"")
+    };
+    let steps = [vec![old], vec![old, new], vec![new, old], vec![new]];
+    for (at_client, ours) in steps.iter().enumerate() {
+        for (at_server, theirs) in steps.iter().enumerate() {
+            let mut client = Bootstrap::client(at(0), knows(ours), [1; NONCE_BYTES]);
+            let mut server = Bootstrap::server(at(0), knows(theirs), [2; NONCE_BYTES]);
+            for _ in 0..3 {
+                carry(&mut client, &mut server, at(1), 7);
+                carry(&mut server, &mut client, at(1), 7);
+            }
+            let agree = at_client.abs_diff(at_server) <= 1;
+            assert_eq!((client.is_proved(), server.is_proved()), (agree, agree), "{at_client} and {at_server}");
+        }
+    }
 }
 
 #[test]

@@ -4,28 +4,45 @@
 //! the lines of all that is wrong. So the file's table is split while it is read: keys of the network are taken here,
 //! the others by the role's own (derived) `Deserialize`, and a key that neither has is refused with the names of both.
 
-use std::{fmt, net::SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use proto::member_name::{MEMBER_NAME_BYTES_MAX, is_member_name, member_name_like};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeSeed, Error as _, IntoDeserializer as _, MapAccess, Visitor},
+    de::{DeserializeSeed, Error as _, IgnoredAny, IntoDeserializer as _, MapAccess, Visitor},
     forward_to_deserialize_any,
 };
 
-use super::{Arm, EndpointConfig, Faults, VerbsSettings, deserialize_secret};
-use crate::{OpenError, TlsFiles, arm_name::ArmName, limits::ROCE_PORT};
+use super::{
+    Arm, EndpointConfig, Faults, VerbsSettings,
+    secret_key::{Inline, SecretKey},
+};
+use crate::{
+    Address, OpenError, OwnAddress, Secrets, TlsFiles,
+    arm_name::ArmName,
+    limits::ROCE_PORT,
+    resolve::{own_address, source_address},
+};
 
 /// What the file of every role says of the network. A role's configuration has a field of this type whose keys
 /// [`flatten_network!`](crate::flatten_network) puts beside its own.
 #[derive(Clone, PartialEq, Eq, Default, Serialize)]
 pub struct NetworkConfig {
     /// Shared with all members of the cluster; at least [`SECRET_BYTES_MIN`](crate::SECRET_BYTES_MIN) bytes.
-    pub secret: String,
+    #[serde(flatten)]
+    pub secret: SecretKey,
+    /// How operators call this member; as its host if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The network: `soft`, or `verbs:DEVICE`.
     pub arm: ArmName,
     /// Where packets come from and arrive. Without it, the soft arm takes the role's own address, or a random loopback
     /// address, and a verbs device its first that others can route to.
-    pub address: Option<SocketAddr>,
+    pub address: Option<OwnAddress>,
     /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
     pub shared_address: bool,
     /// How the queue pairs of a verbs device are set up.
@@ -37,30 +54,62 @@ pub struct NetworkConfig {
 }
 
 /// In the order in which an unknown key is told them.
-const KEYS: [&str; 7] = ["secret", "arm", "address", "shared_address", "verbs", "faults", "tls"];
+const KEYS: [&str; 9] = ["secret", "secret_file", "name", "arm", "address", "shared_address", "verbs", "faults", "tls"];
 
 impl NetworkConfig {
     /// The defaults, with this secret.
     #[must_use]
     pub fn new(secret: impl Into<String>) -> Self {
-        Self { secret: secret.into(), ..Self::default() }
+        Self { secret: secret.into().into(), ..Self::default() }
     }
 
-    /// The arm, if the role's own address (say, that of its TCP listener) is `own`.
-    ///
-    /// # Errors
-    /// One line that names the key that does not fit the arm.
-    pub fn choose_arm(&self, own: Option<SocketAddr>) -> Result<Arm, OpenError> {
-        let own = own.filter(|_| self.arm == ArmName::Soft).map(|own| SocketAddr::new(own.ip(), ROCE_PORT));
-        Arm::choose(&self.arm, self.address.or(own), self.shared_address, self.faults, self.verbs)
+    /// How operators call this member: as the key says, or as its host is called.
+    #[must_use]
+    pub fn member_name(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        self.name.clone().unwrap_or_else(|| member_name_like(host().trim_end()))
     }
 
-    /// An endpoint that only connects, over [`Self::choose_arm`].
+    /// The secrets, which files are read for.
     ///
     /// # Errors
-    /// As [`Self::choose_arm`].
-    pub fn endpoint(&self, own: Option<SocketAddr>) -> Result<EndpointConfig, OpenError> {
-        Ok(EndpointConfig::over(self.choose_arm(own)?).with_secret(self.secret.as_bytes()).with_tls(self.tls.clone()))
+    /// One line that names the key and the file, what was found and what was expected.
+    pub fn secrets(&self) -> Result<Secrets, OpenError> {
+        self.secret.open()
+    }
+
+    /// The arm, if the role's own address (say, that of its TCP listener) is `own`. Names are looked up now, and so is
+    /// the route to a scheduler if `address` leaves it to that.
+    ///
+    /// # Errors
+    /// One line that names the key that does not fit the arm, or leads nowhere; [`OpenError::may_pass`] tells whether
+    /// another attempt may be of use.
+    pub fn arm(&self, own: Option<IpAddr>, schedulers: &[Address]) -> Result<Arm, OpenError> {
+        const KEY: &str = "address";
+        let is_soft = self.arm == ArmName::Soft;
+        let (address, is_port_said) = match (&self.address, own) {
+            (Some(OwnAddress::At(address)), _) => (Some(own_address(KEY, address)?), true),
+            (Some(OwnAddress::Auto(port)), _) => {
+                let ip = source_address(KEY, schedulers)?;
+                (Some(SocketAddr::new(ip, port.unwrap_or(ROCE_PORT))), port.is_some())
+            }
+            (None, own) => (own.filter(|_| is_soft).map(|ip| SocketAddr::new(ip, ROCE_PORT)), false),
+        };
+        let mut arm = Arm::choose(&self.arm, address, self.shared_address, self.faults, self.verbs)?;
+        if let Arm::Soft { any_port, .. } = &mut arm {
+            // Two processes of one host need not agree on a port that nobody asked for.
+            *any_port = !is_port_said && !self.shared_address;
+        }
+        Ok(arm)
+    }
+
+    /// An endpoint that only connects, over [`Self::arm`].
+    ///
+    /// # Errors
+    /// As [`Self::arm`] and [`Self::secrets`].
+    pub fn endpoint(&self, own: Option<IpAddr>, schedulers: &[Address]) -> Result<EndpointConfig, OpenError> {
+        let endpoint = EndpointConfig::over(self.arm(own, schedulers)?);
+        Ok(endpoint.with_secrets(self.secrets()?).with_tls(self.tls.clone()))
     }
 
     /// Reads a table that holds these keys and a role's own, which `role` reads.
@@ -74,17 +123,16 @@ impl NetworkConfig {
     ) -> Result<(Self, R), D::Error> {
         let mut found = Found::default();
         let role = role(RoleDeserializer { table: deserializer, found: &mut found })?;
-        let Found { secret, rest } = found;
-        let secret = secret.ok_or_else(|| D::Error::missing_field("secret"))?;
-        Ok((Self { secret, ..rest }, role))
+        Ok((found.into_config()?, role))
     }
 }
 
 impl fmt::Debug for NetworkConfig {
     /// Without the secret, which has no place in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { secret: _, arm, address, shared_address, verbs, faults, tls } = self;
+        let Self { secret: _, name, arm, address, shared_address, verbs, faults, tls } = self;
         f.debug_struct("NetworkConfig")
+            .field("name", name)
             .field("arm", arm)
             .field("address", address)
             .field("shared_address", shared_address)
@@ -111,7 +159,7 @@ impl fmt::Debug for NetworkConfig {
 /// let config: Config = toml::from_str("gpus = 2\nsecret = 'sixteen bytes .. and more'\narm = 'verbs:mlx5_0'")?;
 /// assert_eq!((config.gpus, config.network.arm.to_string()), (2, "verbs:mlx5_0".to_owned()));
 /// let error = toml::from_str::<Config>("gpus = 2\nsecret = 'sixteen bytes .. and more'\nnarm = 'soft'").unwrap_err();
-/// assert!(error.message().starts_with("unknown field `narm`, expected one of `gpus`, `secret`, `arm`"));
+/// assert!(error.message().starts_with("unknown field `narm`, expected one of `gpus`, `secret`, `secret_file`"));
 /// # Ok::<(), toml::de::Error>(())
 /// ```
 #[macro_export]
@@ -162,19 +210,28 @@ pub fn serialize_beside<S: Serializer>(
     Both { network, role }.serialize(serializer)
 }
 
-/// The secret as it is read: checked while its line is known.
-struct Secret(String);
+/// How a member is called, as it is read.
+struct Name(String);
 
-impl<'de> Deserialize<'de> for Secret {
+impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_secret(deserializer).map(Self)
+        let name = String::deserialize(deserializer)?;
+        if is_member_name(&name) {
+            return Ok(Self(name));
+        }
+        let like = member_name_like(&name);
+        Err(D::Error::custom(format_args!(
+            "name: found {} bytes like `{like}`, expected 1 to {MEMBER_NAME_BYTES_MAX} letters, digits, `-`, `_` and \
+             `.`",
+            name.len()
+        )))
     }
 }
 
 /// What a table said of the network so far.
 #[derive(Default)]
 struct Found {
-    secret: Option<String>,
+    secret: Option<SecretKey>,
     /// All but the secret.
     rest: NetworkConfig,
 }
@@ -184,7 +241,12 @@ impl Found {
     fn take<'de, M: MapAccess<'de>>(&mut self, key: &'static str, table: &mut M) -> Result<(), M::Error> {
         let rest = &mut self.rest;
         match key {
-            "secret" => self.secret = Some(table.next_value::<Secret>()?.0),
+            "secret" | "secret_file" if self.secret.is_some() => {
+                return Err(M::Error::custom("secret, secret_file: found both keys, expected one of them"));
+            }
+            "secret" => self.secret = Some(SecretKey::Inline(table.next_value::<Inline>()?.0)),
+            "secret_file" => self.secret = Some(SecretKey::Files(table.next_value()?)),
+            "name" => rest.name = Some(table.next_value::<Name>()?.0),
             "arm" => rest.arm = table.next_value()?,
             "address" => rest.address = table.next_value()?,
             "shared_address" => rest.shared_address = table.next_value()?,
@@ -194,6 +256,40 @@ impl Found {
             _ => unreachable!("`key` is one of KEYS"),
         }
         Ok(())
+    }
+
+    fn into_config<E: serde::de::Error>(self) -> Result<NetworkConfig, E> {
+        let Self { secret, rest } = self;
+        let secret = secret.ok_or_else(|| E::custom("secret, secret_file: found neither key, expected one of them"))?;
+        Ok(NetworkConfig { secret, ..rest })
+    }
+}
+
+/// The keys of the network alone: those of a role are passed over.
+impl<'de> Deserialize<'de> for NetworkConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AnyRole;
+
+        impl<'de> Visitor<'de> for AnyRole {
+            type Value = NetworkConfig;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the keys of a role")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut table: M) -> Result<NetworkConfig, M::Error> {
+                let mut found = Found::default();
+                while let Some(key) = table.next_key::<String>()? {
+                    match KEYS.iter().find(|known| **known == key) {
+                        Some(key) => found.take(key, &mut table)?,
+                        None => drop(table.next_value::<IgnoredAny>()?),
+                    }
+                }
+                found.into_config()
+            }
+        }
+
+        deserializer.deserialize_map(AnyRole)
     }
 }
 
@@ -327,14 +423,15 @@ mod tests {
     #[test]
     fn keys_of_both_are_read_and_written() {
         let text = "arm = 'verbs:rxe0'\ngpus = 3\naddress = '10.0.0.1:4791'\nshared_address = true\n\
-                    secret = 'a secret of 20 bytes'\n\
+                    secret = 'a secret of 20 bytes'\nname = 'a-1'\n\
                     names = ['a', 'b']\n[verbs]\nport = 2\n[faults]\nloss = 0.5\n\
                     [tls]\ncertificate = 'c'\nkey = 'k'\nauthority = 'a'\n";
         let config: Config = toml::from_str(text).unwrap();
         assert_eq!((config.gpus, config.names.as_slice()), (3, ["a".to_owned(), "b".to_owned()].as_slice()));
-        let NetworkConfig { secret, arm, address, shared_address, verbs, faults, tls } = &config.network;
-        assert_eq!((secret.as_str(), arm.to_string().as_str()), ("a secret of 20 bytes", "verbs:rxe0"));
-        assert_eq!((*address, *shared_address), (Some("10.0.0.1:4791".parse().unwrap()), true));
+        let NetworkConfig { secret, name, arm, address, shared_address, verbs, faults, tls } = &config.network;
+        assert!(*secret == "a secret of 20 bytes".to_owned().into());
+        assert_eq!((name.as_deref(), arm.to_string().as_str()), (Some("a-1"), "verbs:rxe0"));
+        assert_eq!((address, *shared_address), (&Some("10.0.0.1:4791".parse().unwrap()), true));
         assert_eq!((verbs.port, faults.loss, tls.is_some()), (2, 0.5, true));
         let written = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&written).unwrap(), config, "{written}");
@@ -344,7 +441,7 @@ mod tests {
     fn what_is_left_out_is_the_default_but_for_the_secret() {
         let config: Config = toml::from_str("gpus = 1\nsecret = 'a secret of 20 bytes'").unwrap();
         assert_eq!(config.network, NetworkConfig::new("a secret of 20 bytes"));
-        assert_eq!(error("gpus = 1").0, "missing field `secret`");
+        assert_eq!(error("gpus = 1").0, "secret, secret_file: found neither key, expected one of them");
         assert_eq!(error("secret = 'a secret of 20 bytes'").0, "missing field `gpus`");
         let (text, line) = error("gpus = 1\nsecret = 'hush'\n");
         assert!(text.starts_with("secret: found 4 bytes, expected at least 16"), "{text}");
@@ -356,8 +453,8 @@ mod tests {
         let (text, line) = error("gpus = 1\nsecret = 'a secret of 20 bytes'\n\ngpu = 2\n");
         assert_eq!(
             text,
-            "unknown field `gpu`, expected one of `gpus`, `names`, `secret`, `arm`, `address`, `shared_address`, \
-             `verbs`, `faults`, `tls`"
+            "unknown field `gpu`, expected one of `gpus`, `names`, `secret`, `secret_file`, `name`, `arm`, `address`, \
+             `shared_address`, `verbs`, `faults`, `tls`"
         );
         assert_eq!(line, 4);
         let (text, line) = error("gpus = 1\nsecret = 'a secret of 20 bytes'\narm = 'tcp'\n");
@@ -373,6 +470,90 @@ mod tests {
     }
 
     #[test]
+    fn two_secrets_can_be_known_at_once_inline_or_in_files() {
+        let read =
+            |keys: &str| toml::from_str::<Config>(&format!("gpus = 1\n{keys}")).map_err(|e| e.message().to_owned());
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("s");
+        std::fs::write(&file, "a secret of 20 bytes\n").unwrap();
+        let known = |keys: &str| read(keys).unwrap().network.secrets().map(|secrets| secrets.known().to_vec());
+        let (first, second) = ("a secret of 20 bytes", "another one, as long");
+        let expected = vec![first.as_bytes().into(), second.as_bytes().into()];
+        assert_eq!(known(&format!("secret = ['{first}', '{second}']")).unwrap(), expected);
+        assert_eq!(known(&format!("secret_file = '{}'", file.display())).unwrap(), expected[..1]);
+        let error = known("secret_file = ['/nowhere/s']").unwrap_err().to_string();
+        assert!(error.starts_with("secret_file: /nowhere/s cannot be read"), "{error}");
+        let config = read(&format!("secret = ['{first}', '{second}']")).unwrap();
+        assert_eq!(toml::from_str::<Config>(&toml::to_string(&config).unwrap()).unwrap(), config);
+        for (keys, told) in [
+            ("secret = ['a secret of 20 bytes', 'short']", "secret: found 5 bytes, expected at least 16"),
+            ("secret = []", "secret, secret_file: found 0 secrets, expected one, or 2"),
+            ("secret = ['a', 'b', 'c']", "secret, secret_file: found 3 secrets, expected one, or 2"),
+            ("secret = 7", "invalid type: integer `7`, expected a string, or a list of one or two"),
+            ("secret = 'a secret of 20 bytes'\nsecret_file = 's'", "secret, secret_file: found both keys"),
+            (
+                "secret = 'a secret of 20 bytes'\nname = 'a b'",
+                "name: found 3 bytes like `a-b`, expected 1 to 63 letters",
+            ),
+        ] {
+            let error = read(keys).unwrap_err();
+            assert!(error.starts_with(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_member_is_called_as_its_host_if_nothing_is_said() {
+        let network = NetworkConfig::new("a secret of 20 bytes");
+        assert!(is_member_name(&network.member_name()));
+        let named = NetworkConfig { name: Some("rack7".to_owned()), ..network };
+        assert_eq!(named.member_name(), "rack7");
+    }
+
+    #[test]
+    fn the_file_of_any_role_tells_of_the_network() {
+        let network: NetworkConfig =
+            toml::from_str("listen = 'a'\nsecret = 'a secret of 20 bytes'\narm = 'verbs:x'\n[network]\nctrl_us = 1")
+                .unwrap();
+        assert_eq!(network.arm, ArmName::Verbs("x".to_owned()));
+        assert!(toml::from_str::<NetworkConfig>("listen = 'a'").is_err());
+    }
+
+    #[test]
+    fn an_address_is_said_or_follows_from_the_route() {
+        let network = |address: &str| NetworkConfig {
+            address: Some(address.parse().unwrap()),
+            ..NetworkConfig::new("a secret of 20 bytes")
+        };
+        let scheduler: Address = "127.0.0.1:7400".parse().unwrap();
+        let at = |address: &str| match network(address).arm(None, std::slice::from_ref(&scheduler)).unwrap() {
+            Arm::Soft { address, .. } => address.to_string(),
+            Arm::Verbs(_) => panic!("not soft"),
+        };
+        assert_eq!((at("auto:0"), at("auto:5")), ("127.0.0.1:0".to_owned(), "127.0.0.1:5".to_owned()));
+        assert_eq!(at("localhost:6"), "127.0.0.1:6");
+        let alone = network("auto").arm(None, &[]).unwrap_err();
+        assert!(!alone.may_pass() && alone.to_string().starts_with("address: found `auto`"), "{alone}");
+        let broadcast = network("auto").arm(None, &["255.255.255.255:1".parse().unwrap()]).unwrap_err();
+        assert!(broadcast.may_pass(), "a route may come");
+    }
+
+    #[test]
+    fn two_on_one_address_need_not_agree_on_a_port() {
+        let own = crate::random_loopback().into();
+        let open = |network: &NetworkConfig| crate::Endpoint::open(network.endpoint(Some(own), &[]).unwrap());
+        let network = NetworkConfig::new("a secret of 20 bytes");
+        let both = [(), ()].map(|()| open(&network).unwrap());
+        let ports = both.each_ref().map(|endpoint| endpoint.packet_address().unwrap().port());
+        assert!(ports[0] == ROCE_PORT && ports[1] != ROCE_PORT, "{ports:?}");
+        let shared = network.endpoint(Some(own), &[]).unwrap().sharing_address_within_process();
+        let third = crate::Endpoint::open(shared).unwrap().packet_address().unwrap().port();
+        assert!(!ports.contains(&third) && third != 0);
+        let said = Some(SocketAddr::new(own, ROCE_PORT).into());
+        let taken = open(&NetworkConfig { address: said, ..network }).err().expect("it is taken").to_string();
+        assert!(taken.contains("keys address, shared_address"), "{taken}");
+    }
+
+    #[test]
     fn a_log_does_not_tell_the_secret() {
         let text = format!("{:?}", NetworkConfig::new("hush"));
         assert!(!text.contains("hush") && text.contains("shared_address: false"), "{text}");
@@ -380,8 +561,8 @@ mod tests {
 
     #[test]
     fn the_soft_arm_has_the_role_s_own_address_by_default() {
-        let own = Some("10.0.0.9:7000".parse().unwrap());
-        let address = |config: &NetworkConfig| match config.choose_arm(own).unwrap() {
+        let own = Some("10.0.0.9".parse().unwrap());
+        let address = |config: &NetworkConfig| match config.arm(own, &[]).unwrap() {
             Arm::Soft { address, .. } => Some(address.to_string()),
             Arm::Verbs(verbs) => verbs.address.map(|ip| ip.to_string()),
         };

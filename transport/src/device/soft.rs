@@ -242,6 +242,11 @@ impl Soft {
     }
 }
 
+/// A port that nobody has at the moment. One that several endpoints share has to be named before it is opened.
+pub(super) fn free_port(ip: IpAddr) -> io::Result<u16> {
+    Ok(UdpSocket::bind((ip, 0))?.local_addr()?.port())
+}
+
 /// One half of the socket's buffer is for the READs that we ask for, the other for what peers send unasked.
 fn offer(capacity_bytes: usize, demand: &Demand) -> Offer {
     let configured = demand.read_budget_bytes;

@@ -21,9 +21,10 @@ use std::{
 use proto::{Span, Timestamp};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::Membership;
 use crate::{
     Clock,
-    bootstrap::{Bootstrap, BootstrapEvent, Identity, NONCE_BYTES},
+    bootstrap::{Bootstrap, BootstrapEvent, NONCE_BYTES},
     limits::HANDSHAKE_MAX,
     link::{Link, READ_BYTES},
     notes::Notes,
@@ -67,7 +68,7 @@ struct Shared {
 
 impl Acceptor {
     /// Listens, and starts the thread.
-    pub(super) fn open(at: SocketAddr, identity: Identity, tls: Option<Tls>) -> io::Result<Self> {
+    pub(super) fn open(at: SocketAddr, members: Membership, tls: Option<Tls>) -> io::Result<Self> {
         let socket = listen(at)?;
         let address = socket.local_addr()?;
         let poller = Poller::new()?;
@@ -78,7 +79,7 @@ impl Acceptor {
             socket,
             poller,
             clock: Clock::start(),
-            identity,
+            members,
             tls,
             strangers: Strangers::new(STRANGERS_MAX, HANDSHAKE_MAX),
             refusals: Notes::default(),
@@ -149,7 +150,7 @@ struct Reception {
     socket: TcpListener,
     poller: Poller,
     clock: Clock,
-    identity: Identity,
+    members: Membership,
     tls: Option<Tls>,
     strangers: Strangers<Visitor>,
     refusals: Notes,
@@ -206,7 +207,7 @@ impl Reception {
                     return;
                 }
             };
-            let bootstrap = Bootstrap::server(now, self.identity.clone(), rand::random::<[u8; NONCE_BYTES]>());
+            let bootstrap = Bootstrap::server(now, self.members.identity(), rand::random::<[u8; NONCE_BYTES]>());
             let Ok(link) = Link::accepted(stream, self.tls.as_ref(), bootstrap) else { continue };
             let visitor = Visitor { link, peer, interest: Interest::Read };
             let (number, evicted) = self.strangers.admit(now, peer.ip(), visitor);

@@ -2,14 +2,18 @@
 //! tell when they end.
 #![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
-use std::{io, net::SocketAddr};
+use std::io;
 
 use proto::Timestamp;
 use soft_roce::PathMtu;
 
-use super::{ARRIVALS, Connection, DATA, DEVICE_EVENTS, Endpoint, Stage, TURNS_MAX, acceptor::Proved};
+use super::{
+    ARRIVALS, Connection, DATA, DEVICE_EVENTS, Endpoint, NAMES, Stage, TURNS_MAX,
+    acceptor::Proved,
+    names::{Found, Peer},
+};
 use crate::{
-    ConnectionId, Event,
+    ConnectionId, DisconnectReason, Event,
     bootstrap::{Bootstrap, BootstrapEvent, NONCE_BYTES, Parameters},
     channel::{Channel, RECEIVE_DEPTH},
     device::interface::Descriptor,
@@ -17,31 +21,50 @@ use crate::{
     limits::HELLO_BYTES_MAX,
     link::Link,
     poller::Interest,
+    resolve::choose,
 };
 
 /// Peers taken over from the acceptor in one turn.
 const ARRIVALS_MAX: usize = 16;
 
 impl Endpoint {
-    pub(super) fn try_connect(
-        &mut self,
-        now: Timestamp,
-        id: ConnectionId,
-        to: SocketAddr,
-        hello: Vec<u8>,
-    ) -> Result<(), ConnectError> {
-        if self.connections.len() >= self.connections_max {
+    /// Opens a connection under this name.
+    pub(super) fn connect_to(&mut self, now: Timestamp, id: ConnectionId, to: Peer, hello: Vec<u8>) {
+        if let Err(reason) = self.try_connect(now, id, to.clone(), hello) {
+            let reason = DisconnectReason(format!("cannot connect to {to}: {reason}"));
+            self.events.push_back((Event::Disconnected { connection: id, reason }, None));
+        }
+    }
+
+    /// Connects to those whose names have been looked up.
+    fn take_names(&mut self, now: Timestamp) {
+        while let Some(Found { id, name, hello, addresses }) = self.names.poll_found(now) {
+            let own = self.device.address().udp().map(|own| own.ip());
+            match addresses.map(|found| choose(&found, own, id.0)) {
+                Ok(Some(at)) => self.connect_to(now, id, Peer::named(name, at), hello),
+                Ok(None) => unreachable!("an answer has an address"),
+                Err(reason) => {
+                    // Only those are dialled by name.
+                    let reason = DisconnectReason(format!("scheduler, schedulers: {reason}"));
+                    self.events.push_back((Event::Disconnected { connection: id, reason }, None));
+                }
+            }
+        }
+    }
+
+    fn try_connect(&mut self, now: Timestamp, id: ConnectionId, to: Peer, hello: Vec<u8>) -> Result<(), ConnectError> {
+        if self.connections.len() + self.names.len() >= self.connections_max {
             return Err(ConnectError::ConnectionsMax(self.connections_max));
         }
         if hello.len() > HELLO_BYTES_MAX {
             return Err(ConnectError::HelloTooLong(hello.len()));
         }
-        let bootstrap = Bootstrap::client(now, self.identity.clone(), rand::random::<[u8; NONCE_BYTES]>());
-        let link = Link::connect(to, self.tls.as_ref(), bootstrap)?;
+        let bootstrap = Bootstrap::client(now, self.members.identity(), rand::random::<[u8; NONCE_BYTES]>());
+        let link = Link::connect(to.at, self.tls.as_ref(), bootstrap)?;
         Ok(self.add_connection(id, link, to, Stage::Calling { hello })?)
     }
 
-    fn add_connection(&mut self, id: ConnectionId, link: Link, peer: SocketAddr, stage: Stage) -> io::Result<()> {
+    fn add_connection(&mut self, id: ConnectionId, link: Link, peer: Peer, stage: Stage) -> io::Result<()> {
         let interest = Interest::ReadWrite;
         self.poller.add(&link, id.0, interest)?;
         self.bootstraps_at = self.bootstraps_at.min(link.bootstrap.poll_timeout().unwrap_or(Timestamp::NEVER));
@@ -60,7 +83,7 @@ impl Endpoint {
         if welcome.len() > HELLO_BYTES_MAX {
             return Err(BootstrapError::WelcomeTooLong(welcome.len()));
         }
-        let ours = self.device.path_mtu(peer.address.udp().map_or(connection.peer.ip(), |at| at.ip()))?;
+        let ours = self.device.path_mtu(peer.address.udp().map_or(connection.peer.at.ip(), |at| at.ip()))?;
         let mut channel = Channel::create(&mut self.device, id)?;
         if let Err(reason) = channel.connect(&mut self.device, &peer, ours.min(peer.path_mtu())) {
             channel.close(&mut self.device, &mut self.reads);
@@ -88,6 +111,7 @@ impl Endpoint {
                     self.handle_device_events();
                 }
                 ARRIVALS => self.take_arrivals(now),
+                NAMES => self.take_names(now),
                 _ => {
                     let id = ConnectionId(number);
                     if let Some(connection) = self.connections.get_mut(&id) {
@@ -114,7 +138,7 @@ impl Endpoint {
             }
             let id = ConnectionId(self.next_connection);
             self.next_connection += 1;
-            match self.add_connection(id, link, peer, Stage::Unannounced) {
+            match self.add_connection(id, link, Peer::at(peer), Stage::Unannounced) {
                 // It may have said more than its proof already.
                 Ok(()) => self.on_link(now, id),
                 Err(error) => tracing::warn!(%peer, "cannot watch a connection: {error}"),
@@ -126,7 +150,8 @@ impl Endpoint {
         if now < self.bootstraps_at {
             return;
         }
-        self.bootstraps_at = Timestamp::NEVER;
+        self.take_names(now);
+        self.bootstraps_at = self.names.poll_timeout();
         let ids: Vec<_> = self.connections.keys().copied().collect();
         for id in ids {
             if let Some(connection) = self.connections.get_mut(&id) {
@@ -160,7 +185,7 @@ impl Endpoint {
             BootstrapEvent::Incoming { parameters, hello } => {
                 let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
                 connection.stage = Stage::Deciding { parameters };
-                let event = Event::Incoming { connection: id, peer: connection.peer, hello };
+                let event = Event::Incoming { connection: id, peer: connection.peer.at, hello };
                 self.events.push_back((event, None));
                 Ok(())
             }
@@ -181,7 +206,7 @@ impl Endpoint {
         let Some(Connection { peer, stage: Stage::Calling { hello }, .. }) = self.connections.get_mut(&id) else {
             return Err(BootstrapError::OutOfOrder);
         };
-        let (peer, hello) = (peer.ip(), std::mem::take(hello));
+        let (peer, hello) = (peer.at.ip(), std::mem::take(hello));
         let path_mtu = self.device.path_mtu(peer)?;
         let channel = Channel::create(&mut self.device, id)?;
         self.by_queue_pair.insert(channel.number(), id);

@@ -9,7 +9,7 @@ use std::{
 
 use crate::fabric::config;
 use proto::Span;
-use transport::{Access, Clock, Endpoint, Event, Region, Transfer, TransferError};
+use transport::{Access, Address, Clock, Endpoint, Event, Region, Transfer, TransferError};
 
 /// Set in the process that shall be killed.
 const VICTIM: &str = "DOWNBEAT_TEST_VICTIM";
@@ -71,7 +71,7 @@ fn every_read_from_a_killed_process_ends_once() {
     let mut endpoint = Endpoint::open(config(0)).unwrap();
     let region = Region::allocate(READS * BYTES).unwrap();
     let lkey = endpoint.register(&region, Access::default()).unwrap().lkey;
-    let ours = endpoint.connect(clock.now(), address.parse().unwrap(), Vec::new());
+    let ours = endpoint.connect(clock.now(), address.parse::<Address>().unwrap(), Vec::new());
     let (mut results, mut disconnected, started) = (vec![Vec::new(); READS], false, Instant::now());
     while !disconnected {
         assert!(started.elapsed() < HANG, "it hangs with {results:?}");

@@ -24,7 +24,12 @@ const LISTEN: &str = "10.77.0.2:7000";
 const RECONNECT: Span = Span::from_millis(200);
 
 fn open(address: &str) -> (Clock, Endpoint, Region) {
-    let arm = Arm::Soft { address: address.parse().unwrap(), faults: Faults::default(), sharing: Sharing::Alone };
+    let arm = Arm::Soft {
+        address: address.parse().unwrap(),
+        any_port: false,
+        faults: Faults::default(),
+        sharing: Sharing::Alone,
+    };
     let config = EndpointConfig { arm, ..EndpointConfig::default() }.with_secret(SECRET);
     let config = if address == SERVER { config.listening(LISTEN.parse().unwrap()) } else { config };
     (Clock::start(), Endpoint::open(config).unwrap(), Region::allocate(BYTES).unwrap())

@@ -64,7 +64,8 @@ impl Attack {
         let memory_pages = has_memory.then_some(10);
         let host_pages = memory_pages.and_then(|_| seed.is_multiple_of(2).then_some(12));
         let landings = BTreeMap::from([(0, 9)]);
-        let config = CoreConfig { schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
+        let name = "backend".to_owned();
+        let config = CoreConfig { name, schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             core: Core::new(config, models),

@@ -37,6 +37,7 @@ impl Attack {
         let config = CoreConfig {
             arena_bytes: ARENA,
             arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
+            name: "frontend".to_owned(),
             link_address: "127.0.0.1:1".to_owned(),
             links_max: 3,
             schedulers: 1 + (seed % 3) as usize,

@@ -180,7 +180,7 @@ impl Authority {
         let show = |name, extension| self.path(name, extension).display().to_string();
         let authority = if mutual { format!("authority = '{}'", show("ca", "pem")) } else { String::new() };
         let tls = format!("certificate = '{}'\nkey = '{}'\n{authority}", show("server", "pem"), show("server", "key"));
-        let mut config = Config::new("127.0.0.1:1".parse().unwrap(), "s", "models");
+        let mut config = Config::new(([127, 0, 0, 1], 1), "s", "models");
         config.clients.tls = Some(toml::from_str(&tls).unwrap());
         Gate { limits: limits(), ..Gate::open(&config).unwrap() }
     }
@@ -280,7 +280,7 @@ fn a_handshake_that_does_not_come_ends_its_connection() {
 #[test]
 fn wrong_limits_and_files_are_named() {
     let config = |change: &dyn Fn(&mut Config)| {
-        let mut config = Config::new("127.0.0.1:1".parse().unwrap(), "s", "models");
+        let mut config = Config::new(([127, 0, 0, 1], 1), "s", "models");
         change(&mut config);
         Gate::open(&config).map(drop).unwrap_err()
     };
