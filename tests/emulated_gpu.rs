@@ -229,7 +229,7 @@ fn how_a_gpu_is_can_be_scraped_and_a_driver_that_hangs_holds_nobody_up() {
     let Some(libraries) = libraries() else { return };
     let metrics = Port::hold();
     let address = metrics.address().to_string();
-    let cluster = Cluster::start(libraries, &["digits"], &format!("metrics_http = \"{address}\"\n"));
+    let cluster = Cluster::start(libraries, &["digits"], &format!("admin = {{ http = \"{address}\" }}\n"));
     let line = |name: &str, rest: &str| format!("\n{name}{{{GPU}{rest}\n");
     scrape_until(&address, "a reading", |text| {
         text.starts_with("HTTP/1.1 200 OK\r\n")

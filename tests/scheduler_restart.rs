@@ -3,8 +3,8 @@
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 use std::{
-    io::Write,
-    net::{Ipv4Addr, SocketAddr},
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -52,28 +52,55 @@ fn send(http: SocketAddr, seconds: f64) -> Tally {
     generate(&target, &[stream], |_| {}).unwrap().remove(0)
 }
 
+/// What a role answers; nothing if it is not there.
+fn asked(at: SocketAddr, path: &str) -> String {
+    let mut answer = String::new();
+    if let Ok(mut stream) = TcpStream::connect(at) {
+        let sent = stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes());
+        let _ = sent.and_then(|()| stream.read_to_string(&mut answer));
+    }
+    answer
+}
+
 #[test]
 fn a_cluster_outlives_its_scheduler() {
     let (x, y) = (rand::random_range(1..=254), rand::random_range(0..=255));
     let host = |last: u8, port: u16| SocketAddr::from((Ipv4Addr::new(127, x, y, last), port));
-    let ports = [Port::hold(), Port::hold()];
-    let [http, listen] = ports.each_ref().map(Port::address);
+    let ports = [(); 5].map(|()| Port::hold());
+    let [http, listen, of_scheduler, of_frontend, of_backend] = ports.each_ref().map(Port::address);
+    let admin = |at: SocketAddr| format!("[admin]\nhttp = '{at}'\n");
     let secret = "the cluster's secret";
     let scheduler =
         format!("policy = 'eager'\nlisten = '{listen}'\naddress = '{}'\nsecret = \"{secret}\"\n", host(1, 4791));
+    let scheduler = scheduler + &admin(of_scheduler);
     let member = format!("scheduler = '{listen}'\nsecret = \"{secret}\"\nrepository = 'models'\n");
 
     let first = Role::start("scheduler", &scheduler);
-    let _frontend = Role::start("frontend", &format!("{member}address = '{}'\nhttp = '{http}'\n", host(2, 4791)));
+    let frontend = format!("{member}name = 'door'\naddress = '{}'\nhttp = '{http}'\n", host(2, 4791));
+    let _frontend = Role::start("frontend", &(frontend + &admin(of_frontend)));
     let placement = format!("gpus = 2\nplacement = {{ {MODEL} = [0, 1] }}\n");
-    let _backend = Role::start("backend", &format!("{member}address = '{}'\n{placement}", host(3, 4791)));
+    let backend = format!("{member}name = 'gpus'\naddress = '{}'\n{placement}", host(3, 4791));
+    let _backend = Role::start("backend", &(backend + &admin(of_backend)));
     eventually("a model that is ready", || is_ready(http, MODEL));
+    for at in [of_scheduler, of_frontend, of_backend] {
+        eventually("a role that is ready", || asked(at, "/readyz").contains(" 200 OK"));
+    }
+    for (at, who) in [(of_frontend, "role=\"frontend\",name=\"door\""), (of_backend, "role=\"backend\",name=\"gpus\"")]
+    {
+        let text = asked(at, "/metrics");
+        assert!(text.contains(who) && text.contains("\nprocess_cpu_seconds_total "), "{text}");
+    }
+    assert!(asked(of_frontend, "/metrics").contains("\nnv_inference_count{"), "what it counts itself, too");
     assert!(send(http, 1.0).served > 0);
 
     // Requests go on coming while there is none: each ends at once or by its deadline, with a reason.
     let load = thread::spawn(move || send(http, 3.0));
     drop(first);
     eventually("a model that is not ready", || !is_ready(http, MODEL));
+    for at in [of_frontend, of_backend] {
+        eventually("a member without a scheduler", || asked(at, "/readyz").contains(" 503 Service Unavailable"));
+        assert!(asked(at, "/livez").ends_with("\r\n\r\nok\n"), "it lives");
+    }
     let without = load.join().unwrap();
     assert_eq!((without.ended(), without.wrong), (without.sent, 0), "{without:?}");
 

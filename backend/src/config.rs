@@ -107,9 +107,9 @@ pub struct Config {
     /// Connections at once: the schedulers with their ModelThreads, and one to each frontend.
     #[serde(default = "default_connections_max")]
     pub connections_max: usize,
-    /// Where `GET /metrics` tells how its GPUs are, if anywhere. Whoever reaches it may ask.
+    /// Where health and metrics are told, those of its GPUs among them, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metrics_http: Option<Address>,
+    pub admin: Option<admin::Config>,
     /// How long a backend that is asked to end finishes its plans.
     #[serde(default = "default_drain_timeout_ms")]
     pub drain_timeout_ms: u64,

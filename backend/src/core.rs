@@ -340,6 +340,18 @@ impl Core {
         core
     }
 
+    /// Whether there is a scheduler that is obeyed now.
+    #[must_use]
+    pub fn has_primary(&self) -> bool {
+        self.primary().is_some()
+    }
+
+    /// A GPU whose executor, or whose way to its memory, was given up and has not come back.
+    #[must_use]
+    pub fn hanging_gpu(&self) -> Option<usize> {
+        self.watchdog.hanging()
+    }
+
     /// Models that could not be loaded: schedulers are told when they take us in, so that clients can be told why.
     pub fn handle_not_loaded(&mut self, refused: Vec<Refused>) {
         self.not_loaded = refused;

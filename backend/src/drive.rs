@@ -15,7 +15,6 @@ mod pinned;
 mod probe;
 mod profile;
 mod queue;
-mod scrape;
 mod session;
 mod timers;
 mod trial;
@@ -32,6 +31,7 @@ use std::{
     },
 };
 
+use admin::{Listener, Pages, Vitals};
 use proto::{
     LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
     scheduler_to_frontend::REASON_BYTES_MAX,
@@ -56,7 +56,6 @@ use loader::Loader;
 use loading::{Means, choose_engine, load};
 pub use probe::try_if_asked;
 pub use profile::{ByLength, Effort, Measured, OfLength, QUANTILE};
-use scrape::Scrape;
 use session::{Session, Threads};
 use timers::reduce_timer_slack;
 use turns::{Trials, Turns};
@@ -90,16 +89,11 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let stamps = Stamps::of(&config.repository)?;
     let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
     let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
-    let _scrape = match &config.metrics_http {
-        Some(address) => {
-            let look = || Ok(transport::own_address("metrics_http", address)?);
-            let Some(address) = transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)? else {
-                return Ok(());
-            };
-            Some(Scrape::start(address, clock, readings)?)
-        }
-        None => None,
-    };
+    let vitals = Vitals::default();
+    let name = config.network.member_name();
+    let pages = Pages::new("backend", name, vitals.clone(), move |now| readings.lock().text(now));
+    let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
+    vitals.set_ready(Err("models are loaded"));
     let devices = Devices::new(config, open, opened)?;
     let means = Means { clock, programs: Programs::default(), devices, turns: Turns::default() };
     open_gpus(&means.devices, &models)?;
@@ -115,7 +109,9 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let copies = config.memory_pages()?.map_or(0, |_| config.gpus.count() as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
     let Means { devices, turns, .. } = &means;
-    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns };
+    let heart = vitals.heart("network");
+    let vital = (&vitals, &heart);
+    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, vital };
     reduce_timer_slack();
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     for number in 0.. {

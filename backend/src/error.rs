@@ -19,6 +19,9 @@ pub enum BackendError {
     /// The network cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The table `admin`.
+    #[error(transparent)]
+    Admin(#[from] admin::AdminError),
     /// There is not enough memory to stage batches.
     #[error("staging memory of {bytes} bytes: {cause}; lower gpus, max_batch_size or the number of models")]
     Memory {

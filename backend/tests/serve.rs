@@ -135,7 +135,7 @@ impl Cluster {
             disk_gbps: backend::config::default_disk_gbps(),
             read_budget_bytes: 0,
             connections_max: 8,
-            metrics_http: None,
+            admin: None,
             drain_timeout_ms: 200,
             network: NetworkConfig::new(SECRET),
         };

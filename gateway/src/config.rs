@@ -115,6 +115,9 @@ pub struct Config {
     /// How often the repository is looked at where that is who loads them.
     #[serde(default = "default_repository_poll_secs")]
     pub repository_poll_secs: u32,
+    /// Where health and metrics are told to whoever looks after the process, if anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<admin::Config>,
     /// The network, and the cluster's secret.
     #[serde(skip)]
     pub network: NetworkConfig,
@@ -213,6 +216,7 @@ impl From<frontend::Config> for Config {
             metrics: MetricsConfig::default(),
             model_control_mode: ModelControlMode::default(),
             repository_poll_secs: default_repository_poll_secs(),
+            admin: None,
             network,
         }
     }

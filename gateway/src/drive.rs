@@ -9,6 +9,7 @@ use std::{
     time::SystemTime,
 };
 
+use admin::AdminError;
 use frontend::{Frontend, FrontendError, desk::Observer};
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -23,6 +24,7 @@ use crate::{
     service::{Service, SetLogLevel},
     trace::Tracing,
     trace_file::TraceFile,
+    vital::Vital,
 };
 
 /// Orders that wait; who gives more has no need of them.
@@ -37,6 +39,9 @@ pub enum GatewayError {
     /// The frontend could not run.
     #[error(transparent)]
     Frontend(#[from] FrontendError),
+    /// The table `admin`.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
     /// What a key names leads nowhere.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -110,6 +115,7 @@ pub struct Gateway {
     control: Control,
     orders: mpsc::Receiver<Order>,
     poll: Option<Poll>,
+    vital: Option<Vital>,
 }
 
 /// Opens a gateway and serves until it is told to end, by what `controlled` gets or by a client that may. Clients may
@@ -131,7 +137,7 @@ impl Gateway {
     /// As [`run`].
     pub fn open(config: &Config, set_log_level: Option<SetLogLevel>) -> Result<Self, GatewayError> {
         let record = Rc::new(Record::new(config.metrics));
-        let poll = Poll::of(config)?;
+        let (poll, vital) = (Poll::of(config)?, Vital::start(config)?);
         let frontend = Frontend::open(&config.frontend()?, Rc::clone(&record) as Rc<dyn Observer>)?;
         let gate = Gate::open(config).map_err(GatewayError::Config)?;
         let http = config.http.as_ref().map(|address| listen("http", address)).transpose()?;
@@ -157,7 +163,8 @@ impl Gateway {
             service = service.tracing(tracing, otlp.trace_rate);
         }
         let (control, orders) = mpsc::channel(ORDERS_MAX);
-        Ok(Self { frontend, http, grpc, server: Server::new(service, gate), control: Control(control), orders, poll })
+        let (server, control) = (Server::new(service, gate), Control(control));
+        Ok(Self { frontend, http, grpc, server, control, orders, poll, vital })
     }
 
     /// What tells it what to do once it runs.
@@ -184,7 +191,7 @@ impl Gateway {
     /// If the event loop cannot be set up.
     pub fn run(self, stop: impl Future<Output = ()>) -> Result<(), GatewayError> {
         // With a control of its own the orders never end.
-        let Self { frontend, http, grpc, server, control: _control, mut orders, poll } = self;
+        let Self { frontend, http, grpc, server, control: _control, mut orders, poll, vital } = self;
         let obey = async {
             while let Some(order) = orders.recv().await {
                 match order {
@@ -212,6 +219,12 @@ impl Gateway {
                 None => std::future::pending().await,
             }
         };
+        let live = async {
+            match vital {
+                Some(vital) => vital.run(&server).await,
+                None => std::future::pending().await,
+            }
+        };
         let ended: io::Result<()> = frontend.run(async {
             tokio::select! {
                 () = stop => Ok(()),
@@ -219,6 +232,7 @@ impl Gateway {
                 () = server.drained() => Ok(()),
                 never = heap::keep_small(&server) => match never {},
                 never = poll => match never {},
+                never = live => match never {},
                 ended = serve(http) => ended,
                 ended = serve(grpc) => ended,
             }

@@ -37,6 +37,7 @@ pub mod statistics;
 mod testing;
 pub mod trace;
 pub mod trace_file;
+mod vital;
 
 pub use config::Config;
 pub use drive::{Control, Gateway, GatewayError, run};

@@ -12,6 +12,8 @@ mod requests;
 mod schedulers;
 mod summaries;
 
+use std::cell::OnceCell;
+
 use frontend::{
     InferError,
     core::Core,
@@ -116,6 +118,8 @@ pub struct Metrics {
     refusals: Refusals,
     traces: Traces,
     host: HostMetrics,
+    /// How operators call this frontend, once it is known.
+    name: OnceCell<String>,
 }
 
 /// What became of the trace of a request.
@@ -275,6 +279,7 @@ impl Metrics {
             refusals: Refusals::new(&registry),
             traces: Traces::new(&registry),
             host: HostMetrics::new(&registry),
+            name: OnceCell::new(),
             registry,
         }
     }
@@ -330,13 +335,14 @@ impl Metrics {
         self.schedulers.read(core);
         self.requests.read(core, |model| self.models.is_named(model));
         self.host.read(core);
+        self.name.get_or_init(|| core.name().to_owned());
         self.reading()
     }
 
     /// Counts as they are, and gauges as they were read last.
     #[must_use]
     pub fn reading(&self) -> Reading {
-        Reading(self.registry.clone())
+        Reading { registry: self.registry.clone(), name: self.name.get().cloned().unwrap_or_default() }
     }
 
     /// All that is counted of one model, in the same format.
@@ -346,13 +352,21 @@ impl Metrics {
 }
 
 /// What can be told, on any thread.
-pub struct Reading(Registry);
+pub struct Reading {
+    registry: Registry,
+    name: String,
+}
 
 impl Reading {
-    /// All metrics in Prometheus's text format.
+    /// All metrics in Prometheus's text format, those of the process too.
     #[must_use]
     pub fn text(&self) -> String {
-        text_of(&self.0.gather())
+        admin::about_process("frontend", &self.name) + &self.own_text()
+    }
+
+    /// What the frontend itself counts.
+    pub(crate) fn own_text(&self) -> String {
+        text_of(&self.registry.gather())
     }
 }
 

@@ -61,6 +61,9 @@ pub struct Config {
     /// How long a scheduler that is asked to end finishes what it has.
     #[serde(default = "default_drain_timeout_ms")]
     pub drain_timeout_ms: u64,
+    /// Where health and metrics are told, if anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<admin::Config>,
     /// The way to the other members, and the cluster's secret. Without an `address`, the soft arm takes that of
     /// `listen`.
     #[serde(skip)]
@@ -195,6 +198,9 @@ pub enum RunError {
     /// The sockets.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The table `admin`.
+    #[error(transparent)]
+    Admin(#[from] admin::AdminError),
     /// There is no memory for the heartbeat.
     #[error("there is no memory for the heartbeat: {0}")]
     Memory(std::io::Error),

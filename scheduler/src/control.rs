@@ -249,6 +249,12 @@ impl Control {
         joined
     }
 
+    /// Whether it takes members in: it knows who is the primary, and is not about to end.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !self.leaves && self.succession.is_warm()
+    }
+
     /// What operators call a member that is here, which no other one of its kind is called.
     #[must_use]
     pub fn name_of(&self, member: Member) -> &str {

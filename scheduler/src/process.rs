@@ -22,6 +22,7 @@ use std::{
     thread,
 };
 
+use admin::{Listener, Pages, Vitals};
 use proto::{Span, Timestamp, hello::SchedulerHello, turns::TurnWatch};
 use transport::{Address, Arm, Clock, Endpoint, EndpointConfig, OpenError};
 
@@ -41,8 +42,11 @@ const LOOK_INTERVAL: Span = Span::from_millis(100);
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let cluster = ClusterConfig { first_id: rand::random(), ..config.cluster_config(cores)? };
-    let Some(mut place) = Place::find(config, stop)? else { return Ok(()) };
-    let clock = Clock::start();
+    let (clock, vitals) = (Clock::start(), Vitals::default());
+    let pages = Pages::new("scheduler", config.fabric.member_name(), vitals.clone(), |_| String::new());
+    let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
+    vitals.set_ready(Err("a name is waited for"));
+    let Some(mut place) = Place::find(config, &vitals, stop)? else { return Ok(()) };
     if cluster.model_threads == 1 {
         in_place::run((config, &mut place), &cluster, clock, stop)
     } else {
@@ -67,19 +71,20 @@ struct Place {
     listen: SocketAddr,
     endpoint: EndpointConfig,
     name: String,
+    vitals: Vitals,
 }
 
 impl Place {
     /// Looks up the names that the configuration has for this host. Those that are not there yet are waited for; `None`
     /// if `stop` is set meanwhile.
-    fn find(config: &Config, stop: &AtomicBool) -> Result<Option<Self>, OpenError> {
+    fn find(config: &Config, vitals: &Vitals, stop: &AtomicBool) -> Result<Option<Self>, OpenError> {
         let others: Vec<Address> = config.schedulers.iter().filter(|other| **other != config.listen).cloned().collect();
         let secrets = config.fabric.secrets()?;
         let look = || {
             let listen = transport::own_address("listen", &config.listen)?;
             let endpoint = EndpointConfig::over(config.fabric.arm(Some(listen.ip()), &others)?);
             let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(config.fabric.tls.clone());
-            Ok(Self { listen, endpoint, name: config.fabric.member_name() })
+            Ok(Self { listen, endpoint, name: config.fabric.member_name(), vitals: vitals.clone() })
         };
         transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)
     }
@@ -93,6 +98,25 @@ impl Place {
             (*address, *any_port) = (at, false);
         }
         Ok(endpoint)
+    }
+}
+
+/// Tells whoever looks after the process whether it takes members in.
+struct Openness {
+    vitals: Vitals,
+    was_open: Option<bool>,
+}
+
+impl Openness {
+    fn new(vitals: &Vitals) -> Self {
+        Self { vitals: vitals.clone(), was_open: None }
+    }
+
+    fn tell(&mut self, is_open: bool) {
+        if self.was_open.replace(is_open) != Some(is_open) {
+            let closed = "it does not know yet who is the primary, or is about to end";
+            self.vitals.set_ready(if is_open { Ok(()) } else { Err(closed) });
+        }
     }
 }
 

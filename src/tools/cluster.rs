@@ -138,9 +138,9 @@ pub(super) struct BackendLayout {
     /// Models that stay in the memory of each of them.
     #[serde(default)]
     pub pinned: Vec<String>,
-    /// Where it tells how its GPUs are.
+    /// Where it tells how it is, and its GPUs.
     #[serde(default)]
-    pub metrics_http: Option<SocketAddr>,
+    pub admin: Option<admin::Config>,
     /// Models that programs run, and how many GPUs of its own each has beyond these.
     #[serde(skip)]
     pub programs: Vec<(String, usize)>,
@@ -155,7 +155,7 @@ impl BackendLayout {
     pub(super) fn new(gpus: u32, models: Vec<String>) -> Self {
         let (pcie_gbps, disk_gbps) = (backend::config::default_pcie_gbps(), backend::config::default_disk_gbps());
         let (gpu_memory_mb, host_memory_mb, pinned, programs) = (None, None, Vec::new(), Vec::new());
-        let (executor, precision, metrics_http) = (Processor::default(), Precision::default(), None);
+        let (executor, precision, admin) = (Processor::default(), Precision::default(), None);
         let (share_gpu, gpu_direct, onnxruntime) = (false, false, OnnxRuntime::default());
         Self {
             gpus,
@@ -170,7 +170,7 @@ impl BackendLayout {
             host_memory_mb,
             disk_gbps,
             pinned,
-            metrics_http,
+            admin,
             programs,
         }
     }
@@ -559,6 +559,7 @@ impl Wiring {
             queue_max: scheduler::config::default_queue_max(),
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
+            admin: None,
             drain_timeout_ms: scheduler::config::DRAIN_TIMEOUT_MS,
         })
     }
@@ -640,7 +641,7 @@ impl Wiring {
             disk_gbps: this.disk_gbps,
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
-            metrics_http: this.metrics_http.map(Address::from),
+            admin: this.admin.clone(),
             drain_timeout_ms: backend::config::DRAIN_TIMEOUT_MS,
         })
     }

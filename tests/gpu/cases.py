@@ -44,7 +44,7 @@ def health():
     """What a backend tells of its GPU is what nvidia-smi does."""
     query = ["--query-gpu=uuid,memory.total,enforced.power.limit,clocks.max.sm", "--format=csv,noheader,nounits"]
     listed = [line.split(", ") for line in run("nvidia-smi", *query).strip().splitlines()]
-    with cluster("models", f'models = ["digits"]\nmetrics_http = "{METRICS}"\n'):
+    with cluster("models", f'models = ["digits"]\nadmin = {{ http = "{METRICS}" }}\n'):
         # It is read when it is opened, and once a second from then on.
         time.sleep(3)
         found = metrics(METRICS)

@@ -188,6 +188,11 @@ impl Watchdog {
         }
     }
 
+    /// The first GPU with something that was given up and has not come back.
+    pub(super) fn hanging(&self) -> Option<usize> {
+        self.gpus.iter().position(Gpu::hangs)
+    }
+
     /// The GPUs that cannot be used.
     pub(super) fn unusable(&self) -> Vec<usize> {
         (0..self.gpus.len()).filter(|&index| !self.gpus[index].is_usable()).collect()

@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use admin::{Heart, Vitals};
 use proto::{
     Brought, LatencyProfile, LoadId, Span, TaskId, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES,
     slot::GUARD_BYTES, turns::TurnWatch,
@@ -52,6 +53,8 @@ pub(super) struct Threads<'a> {
     pub(super) loader: &'a Loader,
     pub(super) devices: &'a Devices,
     pub(super) turns: &'a Turns,
+    /// How this process is, and its network thread.
+    pub(super) vital: (&'a Vitals, &'a Heart),
 }
 
 pub(super) struct Session<'a> {
@@ -122,8 +125,11 @@ impl<'a> Session<'a> {
     pub(super) fn run(mut self, stop: &AtomicBool) -> Ended {
         self.threads.turns.open(self.waker.clone());
         let mut leaves_by: Option<Timestamp> = None;
-        let (mut watch, mut due) = (TurnWatch::default(), Timestamp::PAST);
+        let (mut watch, mut due, mut told) = (TurnWatch::default(), Timestamp::PAST, None);
+        let (vitals, heart) = self.threads.vital;
         while self.core.ended().is_none() {
+            heart.beat(self.clock.now());
+            self.tell_health(leaves_by.is_some(), &mut told);
             if let Some(silence) = watch.handle_turn(due, self.clock.now()) {
                 tracing::warn!("this thread has done nothing for {silence}: the machine is too busy");
             }
@@ -144,10 +150,25 @@ impl<'a> Session<'a> {
                 self.endpoint.wait(now, due);
             }
         }
+        // Nothing of it hangs for the next one.
+        heart.rest();
+        vitals.set_trouble(None);
+        vitals.set_ready(Err("it has no scheduler"));
         self.threads.gpus.end_session(self.number);
         self.threads.turns.close();
         let reason = self.core.ended().unwrap_or("asked to stop").to_owned();
         Ended { joined: self.core.has_joined(), reason, models: self.core.into_models() }
+    }
+
+    /// Tells whoever looks after the process how it is, if that is another than was told last.
+    fn tell_health(&self, leaves: bool, told: &mut Option<(bool, Option<usize>)>) {
+        let now = (self.core.has_primary() && !leaves, self.core.hanging_gpu());
+        if told.replace(now) == Some(now) {
+            return;
+        }
+        let (vitals, (is_ready, hanging)) = (self.threads.vital.0, now);
+        vitals.set_trouble(hanging.map(|gpu| format!("the executor of GPU {gpu} does not come back")));
+        vitals.set_ready(if is_ready { Ok(()) } else { Err("it obeys no scheduler, or is about to end") });
     }
 
     /// Takes in what has happened and does what comes of it. True if there was anything.

@@ -4,13 +4,11 @@
 use std::{cell::Cell, fs};
 
 use frontend::core::Core;
-use prometheus::{Gauge, IntGauge, IntGaugeVec, Opts, Registry};
-use proto::WireVersion;
+use prometheus::{Gauge, IntGauge, Registry};
 
 use super::register::registered;
 
 pub(super) struct HostMetrics {
-    build: IntGaugeVec,
     utilization: Gauge,
     memory: [IntGauge; 2],
     pinned: [IntGauge; 2],
@@ -28,9 +26,7 @@ struct Ticks {
 impl HostMetrics {
     pub(super) fn new(registry: &Registry) -> Self {
         let gauge = |name: &str, help: &str| registered(registry, IntGauge::new(name, help));
-        let build = Opts::new("downbeat_build_info", "1: which release this is, and how operators call it");
         Self {
-            build: registered(registry, IntGaugeVec::new(build, &["version", "wire", "role", "name"])),
             utilization: registered(
                 registry,
                 Gauge::new(
@@ -55,8 +51,6 @@ impl HostMetrics {
 
     /// A file that cannot be read leaves its gauges as they were.
     pub(super) fn read(&self, core: &Core) {
-        let (version, wire) = (env!("CARGO_PKG_VERSION"), WireVersion::THIS.to_string());
-        self.build.with_label_values(&[version, &wire, "frontend", core.name()]).set(1);
         if let Some(now) = fs::read_to_string("/proc/stat").ok().and_then(|text| ticks(&text)) {
             let last = self.last.replace(now);
             self.utilization.set(now.utilization_since(last));

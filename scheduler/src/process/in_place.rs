@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use admin::Heart;
 use proto::{
     ModelThreadId, Span, Timestamp,
     frame::Addressed,
@@ -11,7 +12,7 @@ use proto::{
 use transport::{Clock, ConnectionId, Event};
 
 use super::{
-    LOOK_INTERVAL, Place,
+    LOOK_INTERVAL, Openness, Place,
     connections::{Connections, Said, encode},
     era_clock::EraClock,
     leaving::Exit,
@@ -37,7 +38,8 @@ pub(super) fn run(
     let peers = Peers::open((config, &place.name), clock, era.clone(), &mut connections.endpoint)?;
     tracing::info!(name = place.name, listen = %config.listen, policy = %config.policy, "the scheduler is up");
     let (watch, due) = (TurnWatch::default(), Timestamp::PAST);
-    let mut server = Server { cluster, connections, peers, clock, era, watch, due };
+    let (heart, openness) = (place.vitals.heart("scheduler"), Openness::new(&place.vitals));
+    let mut server = Server { cluster, connections, peers, clock, era, watch, due, heart, openness };
     let mut exit = Exit::new(stop, config.drain_timeout_ms);
     loop {
         server.turn();
@@ -63,6 +65,8 @@ struct Server {
     watch: TurnWatch,
     /// When the next turn should come.
     due: Timestamp,
+    heart: Heart,
+    openness: Openness,
 }
 
 impl Server {
@@ -70,6 +74,8 @@ impl Server {
     fn turn(&mut self) {
         let now = self.clock.now();
         super::tell_silence(&mut self.watch, self.due, now);
+        self.heart.beat(now);
+        self.openness.tell(self.cluster.control().is_open());
         let mut busy = self.connections.endpoint.drive(now);
         while let Some(event) = self.connections.endpoint.poll_event() {
             busy = true;

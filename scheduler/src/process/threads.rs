@@ -11,6 +11,7 @@ use std::{
     thread,
 };
 
+use admin::Heart;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use proto::{
     ModelThreadId, Span, Timestamp,
@@ -20,7 +21,7 @@ use proto::{
 use transport::{Clock, ConnectionId, Event};
 
 use super::{
-    LOOK_INTERVAL, Place,
+    LOOK_INTERVAL, Openness, Place,
     connections::{Connections, Said, encode},
     era_clock::EraClock,
     leaving::Exit,
@@ -121,11 +122,12 @@ pub(super) fn run(
     let rank = RankLoop::new(cluster.budget, rank_ends);
     let mut rank = RankDriver::new(rank, rank_news, (bed, rank_bell), shard_bells.clone());
     let rank_core = core(0);
-    let rank_clock = era.clone();
+    let (rank_clock, rank_heart) = (era.clone(), place.vitals.heart("rank"));
     let body = move || {
         let has_core = turns::pin(rank_core);
         loop {
             let now = rank_clock.now();
+            rank_heart.beat(rank_clock.to_process(now));
             let is_busy = rank.turn(now);
             rank.rest(now, is_busy, has_core);
         }
@@ -144,6 +146,7 @@ pub(super) fn run(
             report_at: Timestamp::PAST,
             clock,
             era: era.clone(),
+            heart: place.vitals.heart(&format!("model-{}", id.0)),
         };
         let core = core(1 + usize::from(id.0));
         running.push(spawn(format!("model-{}", id.0), Box::new(move || driver.run(core)))?);
@@ -155,11 +158,14 @@ pub(super) fn run(
     let (port, bell, for_members) = (control_port, control_bell, Vec::new());
     let mut driver =
         ControlDriver { control, port, peers, from_shards, to_shards, to_rank, for_members, bell, clock, era };
+    let (heart, mut openness) = (place.vitals.heart("control"), Openness::new(&place.vitals));
     let mut exit = Exit::new(stop, config.drain_timeout_ms);
     loop {
         driver.turn();
         driver.peers.ended()?;
         let now = clock.now();
+        heart.beat(now);
+        openness.tell(driver.control.is_open());
         if exit.begins(now) {
             driver.control.handle_leaving();
         }
@@ -246,6 +252,7 @@ struct ShardDriver {
     clock: Clock,
     /// What the state machine is told.
     era: EraClock,
+    heart: Heart,
 }
 
 impl ShardDriver {
@@ -253,7 +260,9 @@ impl ShardDriver {
         let has_core = turns::pin(core);
         let (mut idleness, mut watch, mut due) = (Idleness::default(), TurnWatch::default(), Timestamp::PAST);
         loop {
-            super::tell_silence(&mut watch, due, self.clock.now());
+            let now = self.clock.now();
+            super::tell_silence(&mut watch, due, now);
+            self.heart.beat(now);
             let is_busy = self.turn();
             due = self.clock.now();
             if idleness.looks_again(is_busy, has_core) {

@@ -1,15 +1,16 @@
-//! `metrics_http`: a listener of its own thread for whoever scrapes, such as Prometheus. It answers `GET /metrics` and
-//! nothing else, one request a connection, so that neither the network thread nor a GPU's has to.
+//! `[admin] http`: a listener of its own thread for whoever looks after this process: probes, and scrapers such as
+//! Prometheus. It answers one request a connection, so that none of the threads that it tells of has to.
 //!
 //! Whoever reaches the address may ask. What strangers can take is bounded: connections, the bytes of a request, the
-//! time until it is answered, and connections in a second, of each address and in all. Who comes last is served: the
-//! oldest of the address with the most gives way. One that comes beyond its address's share is closed at once, so that
-//! those behind it in the listener's queue come to their turn.
+//! time until it is answered and the answer is taken, and connections in a second, of each address and in all. Who
+//! comes last is served: the oldest of the address with the most gives way. One that comes beyond its address's share
+//! is closed at once, so that those behind it in the listener's queue come to their turn.
+#![allow(clippy::disallowed_methods)] // A driver: it owns sockets and a thread.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Shutdown, TcpListener, TcpStream},
     os::fd::OwnedFd,
     os::unix::net::UnixStream,
     thread::JoinHandle,
@@ -17,10 +18,12 @@ use std::{
 
 use proto::{Span, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use transport::{Clock, share_of};
+use transport::{Address, Clock, OpenError, share_of};
 
-use super::health::Readings;
-use crate::error::BackendError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::pages::{Page, Pages};
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 16;
@@ -36,37 +39,66 @@ const READ_BYTES: usize = 1_024;
 const TIMEOUT: Span = Span::from_millis(5_000);
 const SECOND: Span = Span::from_millis(1_000);
 
+/// The table `[admin]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where health and metrics are told. Whoever reaches it may ask.
+    pub http: Address,
+}
+
+/// Why health and metrics cannot be told.
+#[derive(Debug, Error)]
+pub enum AdminError {
+    /// What the key names leads nowhere.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Nothing can listen there.
+    #[error("admin.http: found {address}, expected an address of this host that is free: {cause}")]
+    Listen {
+        /// As configured.
+        address: Address,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// There is no thread for it.
+    #[error("admin.http: no thread can be started for it: {0}")]
+    Thread(io::Error),
+}
+
 /// The listener; dropping it ends its thread.
-pub(super) struct Scrape {
+pub struct Listener {
     end: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Scrape {
-    /// Listens, and answers with what `readings` say.
-    pub(super) fn start(address: SocketAddr, clock: Clock, readings: Readings) -> Result<Self, BackendError> {
-        let wrong = |error: io::Error| {
-            let expected = "expected an address of this host that is free";
-            BackendError::Config(format!("metrics_http: found {address}, {expected}: {error}"))
-        };
-        let listener = TcpListener::bind(address).map_err(wrong)?;
+impl Listener {
+    /// Listens, if that is configured, and answers with these pages.
+    ///
+    /// # Errors
+    /// One line that names the key, what was found and what was expected.
+    pub fn start(config: Option<&Config>, clock: Clock, pages: Pages) -> Result<Option<Self>, AdminError> {
+        let Some(Config { http: address }) = config else { return Ok(None) };
+        let at = transport::own_address("admin.http", address).map_err(OpenError::from)?;
+        let wrong = |cause| AdminError::Listen { address: address.clone(), cause };
+        let listener = TcpListener::bind(at).map_err(wrong)?;
         listener.set_nonblocking(true).map_err(wrong)?;
-        let scrape = Self::serve(listener, clock, readings)?;
-        tracing::info!(%address, "metrics of GPUs at /metrics");
-        Ok(scrape)
+        let started = Self::serve(listener, clock, pages)?;
+        tracing::info!(%address, "health at /livez and /readyz, metrics at /metrics");
+        Ok(Some(started))
     }
 
     /// Answers whoever comes to a listener that does not block.
-    fn serve(listener: TcpListener, clock: Clock, readings: Readings) -> Result<Self, BackendError> {
-        let (end, ends) = UnixStream::pair().map_err(BackendError::Thread)?;
-        let server = Server { listener, clock, readings, open: VecDeque::new(), accepts: Accepts::default() };
-        let thread = std::thread::Builder::new().name("metrics".to_owned());
-        let thread = thread.spawn(move || server.run(&ends.into())).map_err(BackendError::Thread)?;
+    fn serve(listener: TcpListener, clock: Clock, pages: Pages) -> Result<Self, AdminError> {
+        let (end, ends) = UnixStream::pair().map_err(AdminError::Thread)?;
+        let server = Server { listener, clock, pages, open: VecDeque::new(), accepts: Accepts::default() };
+        let thread = std::thread::Builder::new().name("admin".to_owned());
+        let thread = thread.spawn(move || server.run(&ends.into())).map_err(AdminError::Thread)?;
         Ok(Self { end: Some(end.into()), thread: Some(thread) })
     }
 }
 
-impl Drop for Scrape {
+impl Drop for Listener {
     fn drop(&mut self) {
         // Its other end is readable then.
         self.end = None;
@@ -80,7 +112,7 @@ impl Drop for Scrape {
 struct Server {
     listener: TcpListener,
     clock: Clock,
-    readings: Readings,
+    pages: Pages,
     /// The oldest first.
     open: VecDeque<Open>,
     accepts: Accepts,
@@ -177,10 +209,10 @@ impl Server {
 
     /// Goes on with those that are ready: an entry for each that was open before, and the listener's for who just came.
     fn serve(&mut self, ready: &[bool]) {
-        let (clock, readings) = (self.clock, &self.readings);
+        let (clock, pages) = (self.clock, &self.pages);
         let mut ready = ready.iter();
-        let text = || readings.lock().text(clock.now());
-        self.open.retain_mut(|open| ready.next() != Some(&true) || open.exchange.go_on(&mut open.stream, text));
+        let page = |path: &str| pages.of(clock.now(), path);
+        self.open.retain_mut(|open| ready.next() != Some(&true) || open.exchange.go_on(&mut open.stream, page));
         while self.open.len() > CONNECTIONS_MAX {
             let froms: Vec<IpAddr> = self.open.iter().map(|open| open.from).collect();
             self.open.remove(gives_way(&froms));
@@ -221,7 +253,7 @@ impl Exchange {
     }
 
     /// Moves what can be moved now; false once the connection is done with.
-    fn go_on(&mut self, stream: &mut TcpStream, text: impl Fn() -> String) -> bool {
+    fn go_on(&mut self, stream: &mut TcpStream, page: impl Fn(&str) -> Option<Page>) -> bool {
         loop {
             let mut bytes = [0; READ_BYTES];
             let moved = match self {
@@ -234,7 +266,7 @@ impl Exchange {
                 (Err(error), _) if error.kind() == ErrorKind::Interrupted => {}
                 (Err(_) | Ok(0), _) => return false,
                 (Ok(_), Self::Asked(head)) => {
-                    if let Some(answer) = answer(head, &text) {
+                    if let Some(answer) = answer(head, &page) {
                         *self = Self::Answers(answer, 0);
                     }
                 }
@@ -253,47 +285,55 @@ impl Exchange {
 }
 
 /// What a request is answered with; nothing while its head is not all there.
-fn answer(head: &[u8], text: impl Fn() -> String) -> Option<Vec<u8>> {
+fn answer(head: &[u8], page: impl Fn(&str) -> Option<Page>) -> Option<Vec<u8>> {
     // What was there before the last read has been looked at.
     let new = head.len().saturating_sub(READ_BYTES + 3);
     if !head[new..].windows(4).any(|bytes| bytes == b"\r\n\r\n") {
-        return (head.len() > HEAD_BYTES_MAX).then(|| reply("431 Request Header Fields Too Large", "", ""));
+        let refusal = || reply("431 Request Header Fields Too Large", "", "", true);
+        return (head.len() > HEAD_BYTES_MAX).then(refusal);
     }
     let line = head.split(|&byte| byte == b'\r').next().unwrap_or_default();
     let line = String::from_utf8_lossy(line);
     let words: Vec<&str> = line.split(' ').collect();
-    let [method, target, "HTTP/1.1" | "HTTP/1.0"] = words[..] else { return Some(reply("400 Bad Request", "", "")) };
-    if target.split('?').next() != Some("/metrics") {
-        return Some(reply("404 Not Found", "", "only /metrics is here\n"));
+    let [method, target, "HTTP/1.1" | "HTTP/1.0"] = words[..] else {
+        return Some(reply("400 Bad Request", "", "", true));
+    };
+    let Some(Page { is_well, body }) = page(target.split('?').next().unwrap_or_default()) else {
+        return Some(reply("404 Not Found", TEXT, "only /livez, /readyz and /metrics are here\n", method != "HEAD"));
+    };
+    if !matches!(method, "GET" | "HEAD") {
+        return Some(reply("405 Method Not Allowed", "allow: GET, HEAD\r\n", "", true));
     }
-    if method != "GET" {
-        return Some(reply("405 Method Not Allowed", "allow: GET\r\n", ""));
-    }
-    Some(reply("200 OK", "content-type: text/plain; version=0.0.4; charset=utf-8\r\n", &text()))
+    let status = if is_well { "200 OK" } else { "503 Service Unavailable" };
+    Some(reply(status, TEXT, &body, method == "GET"))
 }
 
-fn reply(status: &str, fields: &str, body: &str) -> Vec<u8> {
+const TEXT: &str = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
+
+fn reply(status: &str, fields: &str, body: &str, has_body: bool) -> Vec<u8> {
     let bytes = body.len();
+    let body = if has_body { body } else { "" };
     format!("HTTP/1.1 {status}\r\n{fields}content-length: {bytes}\r\nconnection: close\r\n\r\n{body}").into_bytes()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{net::SocketAddr, time::Duration};
 
     use super::*;
+    use crate::Vitals;
 
     /// What comes at once is waited for so long, so that a defect ends a test.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Listens where there is room.
-    fn start() -> (Scrape, SocketAddr) {
+    fn start() -> (Listener, SocketAddr, Vitals) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let (readings, _) = Readings::start(Clock::start()).unwrap();
-        readings.lock().handle_opened(Timestamp::ZERO, "GPU-5a", "NVIDIA H200", "0000:3b:00.0");
-        (Scrape::serve(listener, Clock::start(), readings).unwrap(), address)
+        let vitals = Vitals::default();
+        let pages = Pages::new("backend", "rack7", vitals.clone(), |_| "more 1\n".to_owned());
+        (Listener::serve(listener, Clock::start(), pages).unwrap(), address, vitals)
     }
 
     fn ask(stream: &mut TcpStream, text: &str) -> String {
@@ -304,35 +344,43 @@ mod tests {
     }
 
     #[test]
-    fn a_scraper_gets_the_text_and_everybody_else_what_is_wrong() {
-        let (scrape, address) = start();
+    fn whoever_asks_gets_a_page_or_what_is_wrong() {
+        let (listener, address, vitals) = start();
         let asked = |text: &str| ask(&mut TcpStream::connect(address).unwrap(), text);
-        for (request, status) in [
-            ("GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n", "200 OK"),
-            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", "200 OK"),
-            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
-            ("GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
-            ("GET /metrics\r\n\r\n", "400 Bad Request"),
-            ("\r\n\r\n", "400 Bad Request"),
+        for (request, status, body) in [
+            ("GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n", "200 OK", "more 1\n"),
+            ("GET /metrics?name=x HTTP/1.0\r\n\r\n", "200 OK", "role=\"backend\",name=\"rack7\"} 1\n"),
+            ("GET /livez HTTP/1.1\r\n\r\n", "200 OK", "ok\n"),
+            ("GET /readyz HTTP/1.1\r\n\r\n", "503 Service Unavailable", "not ready: it is about to start\n"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", ""),
+            ("GET / HTTP/1.1\r\n\r\n", "404 Not Found", "only /livez"),
+            ("GET /metrics\r\n\r\n", "400 Bad Request", ""),
+            ("\r\n\r\n", "400 Bad Request", ""),
         ] {
             let answer = asked(request);
             assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{request:?}: {answer}");
-            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-            assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{answer}");
-            assert_eq!(body.contains("downbeat_gpu_readings_age_seconds{gpu_uuid=\"GPU-5a\"} "), status == "200 OK");
+            let (head, found) = answer.split_once("\r\n\r\n").unwrap();
+            assert!(head.contains(&format!("content-length: {}\r\n", found.len())), "{answer}");
+            assert!(found.contains(body), "{request:?}: {answer}");
         }
+        vitals.set_ready(Ok(()));
+        assert!(asked("GET /readyz HTTP/1.1\r\n\r\n").ends_with("\r\n\r\nok\n"));
+        let head = asked("HEAD /readyz HTTP/1.1\r\n\r\n");
+        assert!(
+            head.starts_with("HTTP/1.1 200 OK") && head.ends_with("content-length: 3\r\nconnection: close\r\n\r\n")
+        );
         let long = format!("GET /metrics HTTP/1.1\r\na: {}", "b".repeat(HEAD_BYTES_MAX));
         assert!(asked(&long).starts_with("HTTP/1.1 431 "), "a head without an end");
         let mut open = TcpStream::connect(address).unwrap();
         open.set_read_timeout(Some(PATIENCE)).unwrap();
-        drop(scrape);
+        drop(listener);
         let closed = open.read(&mut [0]);
         assert!(!closed.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "it has closed all");
     }
 
     #[test]
     fn an_answer_stays_whole_although_more_was_asked_than_is_read() {
-        let (_scrape, address) = start();
+        let (_listener, address, _) = start();
         let body = "b".repeat(READ_BYTES * 32);
         for (request, status) in [
             (format!("POST /metrics HTTP/1.1\r\n\r\n{body}"), "405 Method Not Allowed"),
@@ -346,17 +394,18 @@ mod tests {
     #[test]
     fn a_head_may_come_in_pieces() {
         let request = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n";
+        let page = |_: &str| Some(Page { is_well: true, body: String::new() });
         for cut in 0..request.len() {
-            assert!(answer(&request[..cut], String::new).is_none(), "{cut}");
+            assert!(answer(&request[..cut], page).is_none(), "{cut}");
         }
-        assert!(answer(request, String::new).is_some());
+        assert!(answer(request, page).is_some());
         let padded = [b"GET /metrics HTTP/1.1\r\n".to_vec(), vec![b'x'; READ_BYTES * 3], b"\r\n\r\n".to_vec()].concat();
-        assert!(answer(&padded, String::new).is_some(), "however long it is before its end");
+        assert!(answer(&padded, page).is_some(), "however long it is before its end");
     }
 
     #[test]
     fn those_who_say_nothing_keep_nobody_out() {
-        let (_scrape, address) = start();
+        let (_listener, address, _) = start();
         let silent: Vec<TcpStream> = (0..CONNECTIONS_MAX * 2).map(|_| TcpStream::connect(address).unwrap()).collect();
         let answer = ask(&mut TcpStream::connect(address).unwrap(), "GET /metrics HTTP/1.1\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
@@ -403,9 +452,30 @@ mod tests {
 
     #[test]
     fn an_address_that_is_taken_is_named_with_its_key() {
-        let (_scrape, address) = start();
-        let (readings, _) = Readings::start(Clock::start()).unwrap();
-        let error = Scrape::start(address, Clock::start(), readings).err().unwrap().to_string();
-        assert!(error.starts_with(&format!("metrics_http: found {address}, expected ")), "{error}");
+        let (_listener, address, vitals) = start();
+        let pages = Pages::new("backend", "a", vitals, |_| String::new());
+        let config = Config { http: address.into() };
+        let error = Listener::start(Some(&config), Clock::start(), pages).err().unwrap().to_string();
+        assert!(error.starts_with(&format!("admin.http: found {address}, expected ")), "{error}");
+    }
+
+    /// Its answer is larger than what the system keeps for it, and it never takes it.
+    #[test]
+    fn a_scraper_that_never_reads_holds_nobody_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let pages = Pages::new("backend", "a", Vitals::default(), |_| "x".repeat(16 << 20));
+        let _listener = Listener::serve(listener, Clock::start(), pages).unwrap();
+        let deaf: Vec<TcpStream> = (0..CONNECTIONS_MAX)
+            .map(|_| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+                stream
+            })
+            .collect();
+        let answer = ask(&mut TcpStream::connect(address).unwrap(), "GET /livez HTTP/1.1\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        drop(deaf);
     }
 }

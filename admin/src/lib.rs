@@ -1,0 +1,19 @@
+//! How a role is: whether its threads live, whether it serves, what its process takes. Told on a small listener of its
+//! own (`[admin] http`), by a thread of its own, so that it answers while the others stall.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `vitals` | [`Vitals`]: threads stamp their [`Heart`]s; whoever has none for too long has stalled. No IO |
+//! | `listener` | [`Listener`]: sockets, and the thread that serves them |
+//! | `process` | what Linux tells of this process, as Prometheus's clients tell it |
+//! | `pages` | [`Pages`]: what is answered |
+#![deny(unsafe_code)]
+
+mod listener;
+mod pages;
+mod process;
+mod vitals;
+
+pub use listener::{AdminError, Config, Listener};
+pub use pages::{Pages, about_process};
+pub use vitals::{Heart, SILENCE_MAX, Vitals};
