@@ -41,14 +41,22 @@ def sized(data):
 STANDING = struct.pack("<QQIH", 0, 0, 0, 0)
 
 
-def frontend_hello(link_address):
+NAME = b"stranger"
+
+
+def frontend_hello(link_address, name=NAME):
     """A `SchedulerHello::Frontend` that is whole (proto/src/frontend_to_scheduler.rs)."""
-    return struct.pack("<I", 0) + sized(link_address) + b"\0" + STANDING
+    return struct.pack("<I", 0) + sized(name) + sized(link_address) + b"\0" + STANDING
 
 
-def backend_hello(gpus, models=0, more=0):
+def backend_hello(gpus, models=0, more=0, name=NAME):
     """A `SchedulerHello::Backend` without models that says how many of them follow, here or later."""
-    return struct.pack("<IIBQI", 1, gpus, 0, models, more) + b"\0" + STANDING
+    return struct.pack("<I", 1) + sized(name) + struct.pack("<IBQI", gpus, 0, models, more) + b"\0" + STANDING
+
+
+def link_hello(backend, frontend, epoch, link_pass):
+    """A `LinkHello`, of a link that is newer than any (proto/src/backend_to_frontend.rs)."""
+    return struct.pack("<IIIIHQ", backend, frontend, (1 << 32) - 2, *epoch, link_pass)
 
 
 def read_exactly(connection, count):

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import socket
 import struct
 import threading
@@ -283,6 +284,32 @@ def hostile_member(scene):
         scene.expect("taken" != said(hello, cluster.link), f"a frontend took a hello of {len(hello)} bytes")
     scene.expect(cluster.members["scheduler"].is_alive(), "the scheduler died")
     return ", ".join(f"{what} x {seen.count(what)}" for what in sorted(set(seen)))
+
+
+@attack(limit_s=10)
+def borrowed_links(scene):
+    """A member that knows the secret, and all ids, says to the frontend that it is one of its backends, or one that no
+    scheduler knows: it is told nothing, and no link ends."""
+    cluster = scene.cluster
+    versions = fabric.versions_of(cluster.scheduler)
+
+    def told(name, pattern):
+        return [tuple(map(int, found.groups())) for found in re.finditer(pattern, cluster.members[name].log_text())]
+
+    frontend = told("frontend", r"knows us as frontend (\d+)")[-1][0]
+    epoch = told("frontend", r"is obeyed in epoch (\d+)\.(\d+)")[-1]
+    backend = told("backend-0", r"joined .*backend=(\d+)")[-1][0]
+    marks = {name: member.log_bytes() for name, member in cluster.members.items()}
+    hellos = [fabric.link_hello(who, frontend, epoch, link_pass) for who in (backend, 7) for link_pass in (0, 1 << 63)]
+    for hello in hellos:
+        connection, kind, content = fabric.join(cluster.link, versions, cluster.secret, hello, (STRANGER, 4791))
+        connection.close()
+        text = content[8:].decode(errors="replace")
+        scene.expect(kind == fabric.CLOSE and text.startswith("pass: "), f"the frontend answered {kind}: {text}")
+        scene.expect(not re.search(r"\d", text), f"a refusal tells a number: {text}")
+    ended = [name for name, mark in marks.items() if "is down" in cluster.members[name].log_text(mark)]
+    scene.expect(not ended, f"a link ended, say {ended}")
+    return f"{len(hellos)} refused"
 
 
 def targets(scene):
