@@ -16,8 +16,7 @@ use repository::{Repository, Source, Store};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
-    Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, OwnAddress,
-    PostError, Region,
+    Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region,
 };
 
 use crate::{
@@ -85,7 +84,10 @@ impl Frontend {
         let schedulers = transport::scheduler_list(None, &config.schedulers).map_err(FrontendError::Config)?;
         let secrets = config.network.secrets()?;
         // Names that are not there yet are waited for.
-        let look = || Ok((config.network.arm(None, &schedulers)?, link_at(config, &schedulers)?));
+        let look = || {
+            let link = config.link.as_ref().map(|link| transport::own_or_routed("link", link, &schedulers, 0));
+            Ok((config.network.arm(None, &schedulers)?, link.transpose()?))
+        };
         let (arm, link) = transport::wait_for_names(|| false, look)?.expect("it is never over");
         let own = match &arm {
             Arm::Soft { address, .. } => Some(address.ip()),
@@ -264,18 +266,6 @@ impl Frontend {
             false
         });
     }
-}
-
-/// Where the configuration says that backends reach us, if it does.
-fn link_at(config: &Config, schedulers: &[Address]) -> Result<Option<SocketAddr>, OpenError> {
-    const KEY: &str = "link";
-    Ok(match &config.link {
-        None => None,
-        Some(OwnAddress::At(address)) => Some(transport::own_address(KEY, address)?),
-        Some(OwnAddress::Auto(port)) => {
-            Some(SocketAddr::new(transport::source_address(KEY, schedulers)?, port.unwrap_or(0)))
-        }
-    })
 }
 
 /// Connections at once: a scheduler is one more than the links, and so is each of its ModelThreads. Of many schedulers

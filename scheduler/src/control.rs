@@ -216,7 +216,7 @@ impl Control {
         let joined = self.members.add_backend(now, hello, threads, is_unwanted(&self.changes))?;
         self.names.add(Member::Backend(joined.backend), name);
         let model_threads = self.admit(Member::Backend(joined.backend));
-        let Joined { backend, models, .. } = self.on_joined(joined);
+        let (backend, models) = (joined.backend, self.on_joined(joined));
         for (&frontend, member) in &self.members.frontends {
             let (link_address, pass) = (member.link_address.clone(), LinkPass::of(member.token, backend));
             let message = SchedulerToBackend::FrontendJoined { frontend, link_address, pass };
@@ -231,7 +231,7 @@ impl Control {
     /// A backend that has joined names more models.
     fn on_offers(&mut self, now: Timestamp, backend: BackendId, offers: &[ModelOffer]) -> Result<(), Violation> {
         let joined = self.members.add_offers(now, backend, offers, is_unwanted(&self.changes)).map_err(Violation)?;
-        let Joined { models, .. } = self.on_joined(joined);
+        let models = self.on_joined(joined);
         self.outputs.push_back(ControlOutput::ToBackend(backend, SchedulerToBackend::Offered { models }));
         if self.members.has_offered(backend) {
             self.refresh(now);
@@ -239,14 +239,14 @@ impl Control {
         Ok(())
     }
 
-    /// ModelThreads hear of what a backend has offered.
-    fn on_joined(&mut self, joined: Joined) -> Joined {
+    /// ModelThreads hear of what a backend has offered. Yields the ids of the models, in their order.
+    fn on_joined(&mut self, Joined { backend, models, reprofiled }: Joined) -> Vec<ModelId> {
         self.assign_new_models();
-        for &model in joined.models.iter().filter(|model| !joined.reprofiled.contains(model)) {
-            self.tell_offers(model, Some(joined.backend));
+        for &model in models.iter().filter(|model| !reprofiled.contains(model)) {
+            self.tell_offers(model, Some(backend));
         }
-        self.on_offers_changed(joined.reprofiled.clone());
-        joined
+        self.on_offers_changed(reprofiled);
+        models
     }
 
     /// Whether it takes members in: it knows who is the primary, and is not about to end.

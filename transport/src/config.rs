@@ -144,7 +144,7 @@ impl Arm {
 
 /// How an endpoint is opened. `Default` gives an endpoint that only connects, on a random 127.x.y.z, with a random
 /// secret that no peer knows.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// The network.
     pub arm: Arm,
@@ -165,22 +165,6 @@ pub struct EndpointConfig {
     pub read_budget_bytes: usize,
     /// What is to be sent waits so long for a credit until its peer is lost; [`CREDIT_MAX`] but in tests.
     pub credit_wait: Span,
-}
-
-impl std::fmt::Debug for EndpointConfig {
-    /// Without the secret, which has no place in a log.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { arm, listen, secrets: _, release, tls, connections_max, read_budget_bytes, credit_wait } = self;
-        f.debug_struct("EndpointConfig")
-            .field("arm", arm)
-            .field("listen", listen)
-            .field("release", release)
-            .field("tls", tls)
-            .field("connections_max", connections_max)
-            .field("read_budget_bytes", read_budget_bytes)
-            .field("credit_wait", credit_wait)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Default for EndpointConfig {

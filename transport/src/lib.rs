@@ -114,7 +114,7 @@ pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
 pub use release::Release;
-pub use resolve::{own_address, source_address, wait_for_names};
+pub use resolve::{own_address, own_or_routed, wait_for_names};
 pub use secrets::Secrets;
 pub use strangers::share_of;
 pub use tls::{ServerTlsFiles, TlsFiles, client_tls};

@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    Address, OpenError,
+    Address, OpenError, OwnAddress,
     error::{NameError, OwnAddressError},
     limits::RESOLVE_MAX,
 };
@@ -177,12 +177,29 @@ pub fn own_address(key: &'static str, address: &Address) -> Result<SocketAddr, O
     Ok(choose(&found, Some(Ipv4Addr::LOCALHOST.into()), 0).expect("an answer has an address"))
 }
 
+/// The address of this host's own that a key says, or leaves to the route to a scheduler; of that `port` is the port
+/// unless the key says another. Waits for the resolver, as the two do that it calls.
+///
+/// # Errors
+/// Those of [`own_address`] and of [`source_address`].
+pub fn own_or_routed(
+    key: &'static str,
+    address: &OwnAddress,
+    schedulers: &[Address],
+    port: u16,
+) -> Result<SocketAddr, OwnAddressError> {
+    match address {
+        OwnAddress::At(address) => own_address(key, address),
+        OwnAddress::Auto(said) => Ok(SocketAddr::new(source_address(key, schedulers)?, said.unwrap_or(port))),
+    }
+}
+
 /// The address from which packets of this host leave to the first of the schedulers that there is a route to. Waits for
 /// the resolver, at most [`RESOLVE_MAX`] for each.
 ///
 /// # Errors
 /// One line that names the key, why there is no route, and what was expected.
-pub fn source_address(key: &'static str, schedulers: &[Address]) -> Result<IpAddr, OwnAddressError> {
+pub(crate) fn source_address(key: &'static str, schedulers: &[Address]) -> Result<IpAddr, OwnAddressError> {
     let mut first = None;
     for scheduler in schedulers {
         let to = match Resolver::system().resolve(scheduler) {

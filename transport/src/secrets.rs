@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)] // A driver: it reads files on a thread of its own, in real time.
 
 use std::{
+    fmt,
     fs::File,
     io::Read as _,
     path::{Path, PathBuf},
@@ -60,6 +61,13 @@ impl Secrets {
         let known = self.known();
         check_count(known.len())?;
         known.iter().try_for_each(|secret| check_secret(secret))
+    }
+}
+
+impl fmt::Debug for Secrets {
+    /// Without them: they have no place in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secrets")
     }
 }
 

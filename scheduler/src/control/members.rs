@@ -384,6 +384,10 @@ impl Members {
         }
         // Whoever has much to tell has had no time to link to anybody.
         entry.joining = Joining::new(now, entry.joining.threads, expected - offers.len());
+        // There was room for as many when it joined; others may have come since.
+        if !self.has_room(offers) {
+            return Err(JoinError::TooMany { kind: "models", max: MODELS_MAX }.to_string());
+        }
         let offers: Vec<_> =
             offers.iter().map(|offer| self.checked(backend, &offer.name, offer)).collect::<Result<_, _>>()?;
         Ok(self.take_offers(backend, offers, unwanted))
@@ -594,7 +598,7 @@ impl Members {
         if offer.name != name {
             return Err(format!("it was asked to load {name} and offers {}", offer.name));
         }
-        if self.models.len() >= MODELS_MAX && self.position(offer).is_none() {
+        if !self.has_room(std::slice::from_ref(offer)) {
             return Err(JoinError::TooMany { kind: "models", max: MODELS_MAX }.to_string());
         }
         let gpus = self.backends.get(&backend).map_or(&[][..], |backend| &backend.gpus[..]);
@@ -608,8 +612,7 @@ impl Members {
         let mut hosted = Hosted::default();
         for (&backend, offers) in offers {
             // Each was checked when it came, but several may have come since.
-            let new = offers.iter().filter(|offer| self.position(offer).is_none()).count();
-            if self.models.len() + new > MODELS_MAX {
+            if !self.has_room(offers) {
                 hosted.refused.insert(backend);
                 continue;
             }
@@ -668,6 +671,12 @@ impl Members {
             }
         }
         model
+    }
+
+    /// Whether there may be as many models as there are with these.
+    fn has_room(&self, offers: &[ModelOffer]) -> bool {
+        let new = offers.iter().filter(|offer| self.position(offer).is_none()).count();
+        self.models.len() + new <= MODELS_MAX
     }
 
     fn position(&self, offer: &ModelOffer) -> Option<ModelId> {

@@ -55,6 +55,7 @@ pub(super) struct PlanTimes {
 }
 
 impl PlanTimes {
+    /// When it should have been reported done, whatever happened.
     fn overdue_at(&self) -> Timestamp {
         let Predicted { duration, ends_at } = self.predicted;
         let least = if self.is_unequal { OVERDUE_UNEQUAL_MIN } else { OVERDUE_MIN };
@@ -78,13 +79,7 @@ pub(super) struct SentPlan {
     size: usize,
     /// The number of the workload and the length of one that is a sample.
     sample: Option<(u8, u32)>,
-    sent_at: Timestamp,
-    /// How long it runs, and when the GPU will be done with it, as planned.
-    predicted: Predicted,
-    /// When it should have been reported done, whatever happened.
-    overdue_at: Timestamp,
-    /// What it takes depends on its tasks.
-    is_unequal: bool,
+    times: PlanTimes,
     /// Execution ended; only answers are still on their way.
     is_done: bool,
 }
@@ -98,24 +93,8 @@ impl SentPlan {
         times: PlanTimes,
     ) -> Self {
         let model = tasks.first().expect("no plan is empty").model;
-        let PlanTimes { sent_at, predicted, is_unequal, .. } = times;
-        let overdue_at = times.overdue_at();
         let (size, heirs, is_done) = (tasks.len(), Vec::new(), false);
-        Self {
-            backend,
-            gpu_index,
-            gpu,
-            model,
-            size,
-            sample,
-            tasks,
-            heirs,
-            sent_at,
-            predicted,
-            overdue_at,
-            is_unequal,
-            is_done,
-        }
+        Self { backend, gpu_index, gpu, model, tasks, heirs, size, sample, times, is_done }
     }
 
     /// Of an earlier primary; its GPU is none that a planner has given.
@@ -125,31 +104,15 @@ impl SentPlan {
         heirs: Vec<(TaskId, u16)>,
         (times, is_done): (PlanTimes, bool),
     ) -> Self {
-        let PlanTimes { sent_at, predicted, is_unequal, .. } = times;
-        let overdue_at = times.overdue_at();
         let (gpu, size, tasks, sample) = (GpuId(u32::MAX), heirs.len(), Vec::new(), None);
-        Self {
-            backend,
-            gpu_index,
-            gpu,
-            model,
-            size,
-            sample,
-            tasks,
-            heirs,
-            sent_at,
-            predicted,
-            overdue_at,
-            is_unequal,
-            is_done,
-        }
+        Self { backend, gpu_index, gpu, model, tasks, heirs, size, sample, times, is_done }
     }
 
     /// What its backend owes.
     fn awaits(&self) -> Wait {
         match self.is_done {
             true => Wait::Answers,
-            false if self.is_unequal => Wait::UnequalPlan,
+            false if self.times.is_unequal => Wait::UnequalPlan,
             false => Wait::Plan,
         }
     }
@@ -245,7 +208,7 @@ impl Plans {
                 plan.tasks.extract_if(.., |task| failed.contains(&task.id)).collect()
             }
         };
-        let sent = (!plan.is_inherited()).then_some((plan.sent_at, plan.predicted));
+        let sent = (!plan.is_inherited()).then_some((plan.times.sent_at, plan.times.predicted));
         // With fewer tasks than were planned it may be another one's time.
         let sample = plan.sample.filter(|_| plan.tasks.len() == plan.size);
         Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sample, sent, failed })
@@ -296,14 +259,14 @@ impl Plans {
     /// When a backend's GPU will have executed all that it was sent, as planned; `None` if it has.
     pub(super) fn free_at(&self, backend: BackendId, gpu_index: u32) -> Option<Timestamp> {
         let is_its = |plan: &&SentPlan| (plan.backend, plan.gpu_index, plan.is_done) == (backend, gpu_index, false);
-        self.under_way.values().filter(is_its).map(|plan| plan.predicted.ends_at).max()
+        self.under_way.values().filter(is_its).map(|plan| plan.times.predicted.ends_at).max()
     }
 
     /// A backend that owes a word on one of its plans, and on which, and for how long that was waited for.
     pub(super) fn overdue(&self, now: Timestamp) -> Option<(BackendId, PlanId, Wait)> {
         let is_overdue = |plan: &SentPlan| match plan.is_done {
-            false => plan.overdue_at <= now,
-            true => !plan.tasks.is_empty() && plan.overdue_at + ANSWERS_MAX <= now,
+            false => plan.times.overdue_at() <= now,
+            true => !plan.tasks.is_empty() && plan.times.overdue_at() + ANSWERS_MAX <= now,
         };
         let (&(backend, id), plan) = self.under_way.iter().find(|(_, plan)| is_overdue(plan))?;
         Some((backend, id, plan.awaits()))

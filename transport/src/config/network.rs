@@ -22,15 +22,12 @@ use super::{
     secret_key::{Inline, SecretKey},
 };
 use crate::{
-    Address, OpenError, OwnAddress, Secrets, TlsFiles,
-    arm_name::ArmName,
-    limits::ROCE_PORT,
-    resolve::{own_address, source_address},
+    Address, OpenError, OwnAddress, Secrets, TlsFiles, arm_name::ArmName, limits::ROCE_PORT, resolve::own_or_routed,
 };
 
 /// What the file of every role says of the network. A role's configuration has a field of this type whose keys
 /// [`flatten_network!`](crate::flatten_network) puts beside its own.
-#[derive(Clone, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct NetworkConfig {
     /// Shared with all members of the cluster; at least [`SECRET_BYTES_MIN`](crate::SECRET_BYTES_MIN) bytes.
     #[serde(flatten)]
@@ -85,16 +82,12 @@ impl NetworkConfig {
     /// One line that names the key that does not fit the arm, or leads nowhere; [`OpenError::may_pass`] tells whether
     /// another attempt may be of use.
     pub fn arm(&self, own: Option<IpAddr>, schedulers: &[Address]) -> Result<Arm, OpenError> {
-        const KEY: &str = "address";
         let is_soft = self.arm == ArmName::Soft;
-        let (address, is_port_said) = match (&self.address, own) {
-            (Some(OwnAddress::At(address)), _) => (Some(own_address(KEY, address)?), true),
-            (Some(OwnAddress::Auto(port)), _) => {
-                let ip = source_address(KEY, schedulers)?;
-                (Some(SocketAddr::new(ip, port.unwrap_or(ROCE_PORT))), port.is_some())
-            }
-            (None, own) => (own.filter(|_| is_soft).map(|ip| SocketAddr::new(ip, ROCE_PORT)), false),
+        let address = match &self.address {
+            Some(address) => Some(own_or_routed("address", address, schedulers, ROCE_PORT)?),
+            None => own.filter(|_| is_soft).map(|ip| SocketAddr::new(ip, ROCE_PORT)),
         };
+        let is_port_said = matches!(self.address, Some(OwnAddress::At(_) | OwnAddress::Auto(Some(_))));
         let mut arm = Arm::choose(&self.arm, address, self.shared_address, self.faults, self.verbs)?;
         if let Arm::Soft { any_port, .. } = &mut arm {
             // Two processes of one host need not agree on a port that nobody asked for.
@@ -124,22 +117,6 @@ impl NetworkConfig {
         let mut found = Found::default();
         let role = role(RoleDeserializer { table: deserializer, found: &mut found })?;
         Ok((found.into_config()?, role))
-    }
-}
-
-impl fmt::Debug for NetworkConfig {
-    /// Without the secret, which has no place in a log.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { secret: _, name, arm, address, shared_address, verbs, faults, tls } = self;
-        f.debug_struct("NetworkConfig")
-            .field("name", name)
-            .field("arm", arm)
-            .field("address", address)
-            .field("shared_address", shared_address)
-            .field("verbs", verbs)
-            .field("faults", faults)
-            .field("tls", tls)
-            .finish_non_exhaustive()
     }
 }
 

@@ -26,6 +26,16 @@ pub enum SecretKey {
     Files(OneOrTwo<PathBuf>),
 }
 
+impl fmt::Debug for SecretKey {
+    /// Without the secret, which has no place in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inline(_) => f.write_str("secret"),
+            Self::Files(OneOrTwo(paths)) => f.debug_tuple("secret_file").field(paths).finish(),
+        }
+    }
+}
+
 impl Default for SecretKey {
     /// None, with which nothing can be opened.
     fn default() -> Self {

@@ -155,3 +155,24 @@ fn a_load_hosts_several_versions_and_lets_go_of_those_that_it_does_not_name() {
     assert_eq!((alpha(1), alpha(2)), (Span::from_millis(4), Span::from_millis(3)), "each has its own l(b)");
     assert_eq!(members.withdraw("m"), [(backend, ModelId(1)), (backend, ModelId(2))].into());
 }
+
+/// A hello says how many models follow. Two that each were within the bound could pass it together, by a page each.
+#[test]
+fn backends_that_name_models_at_the_same_time_stay_within_the_bound() {
+    let mut members = Members::new(0);
+    let mut join = |more: usize| {
+        let hello = BackendHello { more: more as u32, ..hello(1, vec![]) };
+        members.add_backend(Timestamp(0), hello, 0, all).unwrap().backend
+    };
+    let (many, few) = (join(MODELS_MAX), join(20));
+    let offers = |name: &str, count: usize| -> Vec<_> {
+        (0..count).map(|number| offer(&format!("{name}{number}"), 1.0, vec![0])).collect()
+    };
+    members.add_offers(Timestamp(1), many, &offers("a", MODELS_MAX - 5), all).unwrap();
+    let refused = members.add_offers(Timestamp(2), few, &offers("b", 6), all).unwrap_err();
+    assert!(refused.contains("takes no more"), "{refused}");
+    assert_eq!(members.models.len(), MODELS_MAX - 5);
+    // Those that are known need no room.
+    members.add_offers(Timestamp(3), few, &[offers("a", 6), offers("b", 5)].concat(), all).unwrap();
+    assert_eq!(members.models.len(), MODELS_MAX);
+}
