@@ -49,7 +49,7 @@ fn ask(scheduler: &Address, network: NetworkConfig) -> Result<HandedOver> {
                     return wincode::deserialize(&welcome)
                         .map_err(|error| anyhow!("its answer does not decode ({error}); is it of this version?"));
                 }
-                Event::Disconnected { reason, .. } => bail!(reason.0),
+                Event::Disconnected { reason, .. } => bail!(reason.text),
                 _ => {}
             }
         }

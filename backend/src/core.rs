@@ -419,7 +419,7 @@ impl Core {
             Event::Disconnected { connection, reason } => match self.session_of(connection) {
                 Some(index) => {
                     self.sessions[index].handle_down(connection);
-                    self.lose(now, index, reason.0);
+                    self.lose(now, index, reason.text);
                 }
                 None => self.on_link_broken(now, connection, &reason),
             },
@@ -670,7 +670,7 @@ impl Core {
     }
 
     fn on_link_broken(&mut self, now: Timestamp, connection: ConnectionId, reason: &DisconnectReason) {
-        match self.links.handle_broken(now, connection, reason.is_starved()) {
+        match self.links.handle_broken(now, connection, reason.is_starved) {
             Some(Broken::Link(frontend)) => {
                 tracing::warn!(frontend = frontend.0, %reason, "the link to a frontend broke");
                 self.cut_off(now, frontend);

@@ -436,7 +436,7 @@ impl Process {
         let is_link = !self.schedulers.iter().any(|(own, _)| *own == connection);
         if is_link && self.core.has_scheduler() && env.mutation == Some(Mutation::SkipFence) {
             env.trace(node, || format!("only says that {} is disconnected", connection.0));
-            let event = Event::Disconnected { connection, reason: DisconnectReason("we disconnected".to_owned()) };
+            let event = Event::Disconnected { connection, reason: DisconnectReason::new("we disconnected") };
             let now = env.local(node);
             return self.core.handle_event(now, event, &arena(env, node));
         }

@@ -463,7 +463,7 @@ impl Env {
         for posted in outstanding {
             self.push(id, posted.ended(ConnectionId(id), TransferError::Flushed));
         }
-        let reason = DisconnectReason(reason.to_owned());
+        let reason = DisconnectReason::new(reason);
         self.push(id, Event::Disconnected { connection: ConnectionId(id), reason });
         self.await_silence(other);
     }

@@ -157,7 +157,7 @@ impl Process {
             Event::Disconnected { connection, reason } => {
                 let Some((port, member)) = self.members.remove(&connection) else { return };
                 self.routes.remove(&(port, member));
-                self.cluster.handle_disconnected(now, port, member, reason.0);
+                self.cluster.handle_disconnected(now, port, member, reason.text);
             }
             // It opens no connection and registers no memory but for other schedulers.
             _ => {}

@@ -472,7 +472,7 @@ impl Core {
                     self.tasks.handle_immediate(answered_at, backend, immediate, bytes, arena);
                 }
             }
-            Event::Disconnected { connection, reason } => self.on_disconnected(now, connection, &reason.0),
+            Event::Disconnected { connection, reason } => self.on_disconnected(now, connection, &reason.text),
             // The slots' region is the only one; backends that come again are told the key as it is now.
             Event::KeyChanged { rkey, .. } => self.config.arena.arena_rkey = rkey,
             // A frontend posts neither.

@@ -32,7 +32,6 @@ use crate::{
         interface::{Demand, Descriptor, DeviceEvent, Offer},
     },
     error::OpenError,
-    event::STARVED,
     limits::{CONNECTIONS_MAX, REGIONS_MAX},
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Waker},
@@ -103,6 +102,8 @@ struct Connection {
     stage: Stage,
     /// Whether it is in `due`.
     due: bool,
+    /// Whether it is ended because the peer gives no credit.
+    is_starved: bool,
 }
 
 /// By what members know each other.
@@ -555,12 +556,12 @@ impl Endpoint {
         if self.unfinished {
             return;
         }
-        for &id in &self.starved {
-            if self.starved_until(id).is_some_and(|until| until <= now) {
-                Wait::Credit.note_reached();
-                let wait = self.credit_wait;
-                self.failed.push_back((id, format!("{STARVED}: no credit for {wait}, is it stalled?")));
-            }
+        let is_over = |id: &ConnectionId| self.starved_until(*id).is_some_and(|until| until <= now);
+        for id in self.starved.iter().copied().filter(is_over).collect::<Vec<_>>() {
+            Wait::Credit.note_reached();
+            let wait = self.credit_wait;
+            self.connections.entry(id).and_modify(|connection| connection.is_starved = true);
+            self.failed.push_back((id, format!("the peer takes nothing in: no credit for {wait}, is it stalled?")));
         }
     }
 
@@ -599,7 +600,7 @@ impl Endpoint {
     /// The end of a connection: fences it, tells the peer, reports what was under way, and lets go of everything.
     fn on_down(&mut self, id: ConnectionId, reason: &str, told: &str) {
         if let Some(name) = self.names.give_up(id) {
-            let reason = DisconnectReason(format!("{name}: {reason}"));
+            let reason = DisconnectReason::new(format!("{name}: {reason}"));
             self.events.push_back((Event::Disconnected { connection: id, reason }, None));
         }
         let Some(connection) = self.connections.get_mut(&id) else { return };
@@ -625,7 +626,8 @@ impl Endpoint {
             }
             Stage::Calling { .. } | Stage::Deciding { .. } => {}
         }
-        let reason = DisconnectReason(format!("{}: {reason}", connection.peer));
+        let (text, is_starved) = (format!("{}: {reason}", connection.peer), connection.is_starved);
+        let reason = DisconnectReason { text, is_starved };
         self.events.push_back((Event::Disconnected { connection: id, reason }, None));
     }
 }

@@ -117,19 +117,21 @@ pub enum Event {
     },
 }
 
-/// Why a connection ended. The text tells the operator what to look at.
+/// Why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct DisconnectReason(pub String);
-
-/// What is said of a peer that acknowledges and takes nothing in.
-pub(crate) const STARVED: &str = "the peer takes nothing in";
+#[error("{text}")]
+pub struct DisconnectReason {
+    /// What the operator is to look at; parts of it are the peer's words.
+    pub text: String,
+    /// Whether we have ended it because the peer lives and gave no credit.
+    pub is_starved: bool,
+}
 
 impl DisconnectReason {
-    /// Whether the peer was lost because it gave no credit.
+    /// Any other reason.
     #[must_use]
-    pub fn is_starved(&self) -> bool {
-        self.0.contains(STARVED)
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_starved: false }
     }
 }
 

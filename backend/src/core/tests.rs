@@ -234,7 +234,7 @@ fn a_scheduler_that_breaks_the_protocol_ends_this_life_with_a_reason() {
     assert_eq!(backend.0.ended(), Some("ModelThread 0: found address '127.0.0.1', expected ip:port"));
 
     let mut backend = Backend::welcomed(&[]);
-    let reason = DisconnectReason("it closed the connection".into());
+    let reason = DisconnectReason::new("it closed the connection");
     backend.0.handle_event(NOW, Event::Disconnected { connection: SCHEDULER, reason });
     assert_eq!(backend.0.ended(), Some("it closed the connection"));
 }
@@ -262,7 +262,7 @@ fn it_has_joined_once_it_is_connected_to_every_model_thread_and_reports_to_whom_
     assert_eq!(reports[0].1, obeys(1));
     assert!(matches!(reports[1].1, Addressed::Control(BackendToControl::ClockRequest { sent_at: NOW })));
 
-    let (connection, reason) = (ConnectionId(20), DisconnectReason("gone".into()));
+    let (connection, reason) = (ConnectionId(20), DisconnectReason::new("gone"));
     backend.0.handle_event(NOW, Event::Disconnected { connection, reason });
     assert_eq!(backend.0.ended(), Some("gone"), "without one of them the scheduler is lost");
 }
@@ -353,7 +353,7 @@ fn a_link_that_breaks_is_reported_and_its_transfers_with_it() {
     let [Output::Read { transfer, .. }] = backend.outputs()[..] else { panic!("a plan is read") };
     let (connection, result) = (ConnectionId(2), Err(TransferError::Flushed));
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: transfer.token, result });
-    backend.0.handle_event(NOW, Event::Disconnected { connection, reason: DisconnectReason("dead".into()) });
+    backend.0.handle_event(NOW, Event::Disconnected { connection, reason: DisconnectReason::new("dead") });
     let reports = backend.reports();
     assert_eq!(reports.len(), 3, "{reports:?}");
     assert_eq!(reports[2].1, Addressed::Control(BackendToControl::Unlinked { frontend: FRONTEND }));

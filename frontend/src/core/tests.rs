@@ -483,7 +483,7 @@ impl World {
 
     /// The connection is gone at once for whatever has not landed; the core hears of it later.
     fn disconnect(&mut self, connection: ConnectionId, reason: &str) {
-        let event = Event::Disconnected { connection, reason: DisconnectReason(reason.to_owned()) };
+        let event = Event::Disconnected { connection, reason: DisconnectReason::new(reason) };
         if let Some((backend, link)) = self.links.remove(&connection) {
             self.report(event);
             let away = self.micros(20_000);
@@ -547,7 +547,7 @@ impl World {
 
     fn welcome(&mut self, connection: ConnectionId) {
         if self.now <= self.stop_at && self.chance(30) {
-            let reason = DisconnectReason("nobody listens".to_owned());
+            let reason = DisconnectReason::new("nobody listens");
             self.report(Event::Disconnected { connection, reason });
             return;
         }

@@ -233,7 +233,7 @@ impl Peer {
     }
 
     fn disconnect(&self, connection: ConnectionId) {
-        let reason = DisconnectReason("the test ends it".to_owned());
+        let reason = DisconnectReason::new("the test ends it");
         self.desk.handle_event(Event::Disconnected { connection, reason });
         self.handle_outputs();
     }

@@ -133,8 +133,8 @@ impl Server {
             Event::Disconnected { connection, reason } => {
                 if let Some(member) = self.connections.handle_disconnected(connection) {
                     let name = self.cluster.control().name_of(member);
-                    tracing::warn!(?member, name, reason = reason.0, "a member left");
-                    self.cluster.handle_disconnected(now, Port::Control, member, reason.0);
+                    tracing::warn!(?member, name, reason = reason.text, "a member left");
+                    self.cluster.handle_disconnected(now, Port::Control, member, reason.text);
                 }
             }
             // It opens no connection and registers no memory but for other schedulers.

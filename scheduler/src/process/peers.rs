@@ -200,11 +200,11 @@ impl Peers {
                 } else if let Some(Dialled { rank, beat }) = self.dialled.remove(connection) {
                     let scheduler = &self.schedulers[usize::from(rank)];
                     if beat.is_some() {
-                        tracing::warn!(%scheduler, reason = reason.0, "another scheduler is lost");
+                        tracing::warn!(%scheduler, reason = reason.text, "another scheduler is lost");
                     } else {
-                        let told = self.unreachable.insert(rank, reason.0.clone());
-                        if told.as_ref() != Some(&reason.0) {
-                            tracing::info!(%scheduler, reason = reason.0, "another scheduler cannot be reached");
+                        let told = self.unreachable.insert(rank, reason.text.clone());
+                        if told.as_ref() != Some(&reason.text) {
+                            tracing::info!(%scheduler, reason = reason.text, "another scheduler cannot be reached");
                         }
                     }
                     control.handle_peer_lost(now, rank);

@@ -337,7 +337,7 @@ impl ShardDriver {
             }
             Event::Disconnected { connection, reason } => {
                 if let Some(member) = self.port.handle_disconnected(connection) {
-                    self.shard.handle_disconnected(member, reason.0);
+                    self.shard.handle_disconnected(member, reason.text);
                 }
             }
             // It opens no connection and registers no memory, so the rest does not happen to it.
@@ -465,7 +465,7 @@ impl ControlDriver {
             Event::Disconnected { connection, reason } => {
                 if let Some(member) = self.port.handle_disconnected(connection) {
                     let name = self.control.name_of(member);
-                    tracing::warn!(?member, name, reason = reason.0, "a member left");
+                    tracing::warn!(?member, name, reason = reason.text, "a member left");
                     self.control.handle_left(now, member);
                 }
             }

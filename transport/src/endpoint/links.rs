@@ -31,7 +31,7 @@ impl Endpoint {
     /// Opens a connection under this name.
     pub(super) fn connect_to(&mut self, now: Timestamp, id: ConnectionId, to: Peer, hello: Vec<u8>) {
         if let Err(reason) = self.try_connect(now, id, to.clone(), hello) {
-            let reason = DisconnectReason(format!("cannot connect to {to}: {reason}"));
+            let reason = DisconnectReason::new(format!("cannot connect to {to}: {reason}"));
             self.events.push_back((Event::Disconnected { connection: id, reason }, None));
         }
     }
@@ -45,7 +45,7 @@ impl Endpoint {
                 Ok(None) => unreachable!("an answer has an address"),
                 Err(reason) => {
                     // Only those are dialled by name.
-                    let reason = DisconnectReason(format!("scheduler, schedulers: {reason}"));
+                    let reason = DisconnectReason::new(format!("scheduler, schedulers: {reason}"));
                     self.events.push_back((Event::Disconnected { connection: id, reason }, None));
                 }
             }
@@ -68,7 +68,7 @@ impl Endpoint {
         let interest = Interest::ReadWrite;
         self.poller.add(&link, id.0, interest)?;
         self.bootstraps_at = self.bootstraps_at.min(link.bootstrap.poll_timeout().unwrap_or(Timestamp::NEVER));
-        self.connections.insert(id, Connection { link, interest, peer, stage, due: false });
+        self.connections.insert(id, Connection { link, interest, peer, stage, due: false, is_starved: false });
         Ok(())
     }
 

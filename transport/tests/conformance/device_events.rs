@@ -112,7 +112,7 @@ fn a_device_that_was_removed_comes_back_as_another_incarnation() {
         for _ in 0..CONNECTIONS {
             let ended = pair.fabric.event(side);
             let Event::Disconnected { connection, reason } = ended else { panic!("{ended:?}") };
-            assert!(reason.0.ends_with("was removed from this host"), "{reason}");
+            assert!(reason.text.ends_with("was removed from this host"), "{reason}");
             expected.retain(|&id| id != connection);
         }
         assert_eq!(expected, []);

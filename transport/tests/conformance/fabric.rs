@@ -181,7 +181,7 @@ impl Fabric {
     /// The reason of a node's next event, which must be the end of this connection.
     pub(crate) fn disconnected(&mut self, node: usize, connection: ConnectionId) -> String {
         match self.event(node) {
-            Event::Disconnected { connection: ended, reason } if ended == connection => reason.0,
+            Event::Disconnected { connection: ended, reason } if ended == connection => reason.text,
             other => panic!("{other:?}"),
         }
     }

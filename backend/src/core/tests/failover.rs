@@ -41,7 +41,7 @@ impl Backend {
     }
 
     fn lose(&mut self, connection: ConnectionId) {
-        self.0.handle_event(NOW, Event::Disconnected { connection, reason: DisconnectReason("dead".into()) });
+        self.0.handle_event(NOW, Event::Disconnected { connection, reason: DisconnectReason::new("dead") });
     }
 
     /// Whom it is told to connect to at `at`, with the hellos, and what it says otherwise.

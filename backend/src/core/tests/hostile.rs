@@ -332,7 +332,7 @@ impl Attack {
         for (_, token) in self.writes.extract_if(.., |write| write.0 == connection).collect::<Vec<_>>() {
             self.core.handle_event(self.now, Event::WriteDone { connection, token, result });
         }
-        let reason = DisconnectReason("as it likes".into());
+        let reason = DisconnectReason::new("as it likes");
         self.core.handle_event(self.now, Event::Disconnected { connection, reason });
     }
 

@@ -300,7 +300,7 @@ impl Attack {
         for list in [&mut self.dialled, &mut self.up, &mut self.waiting, &mut self.links] {
             list.retain(|other| *other != connection);
         }
-        self.event(Event::Disconnected { connection, reason: DisconnectReason("as it likes".to_owned()) });
+        self.event(Event::Disconnected { connection, reason: DisconnectReason::new("as it likes") });
     }
 
     fn request(&mut self) {

@@ -198,7 +198,7 @@ fn a_fence_cuts_off_links_up_to_the_one_that_failed_and_no_newer_one() {
     let mut world = joined();
     world.frames();
     let (former, _) = world.link_now(1, 4);
-    let reason = DisconnectReason("it broke".to_owned());
+    let reason = DisconnectReason::new("it broke");
     world.core.handle_event(world.now, Event::Disconnected { connection: former, reason }, &world.arena);
     let ((newer, taken), (other, _)) = (world.link_now(1, 6), world.link_now(2, 3));
     assert_eq!(taken, Some(vec![]));
@@ -224,7 +224,7 @@ fn fences_are_confirmed_in_the_order_of_their_connection() {
     }
     assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection: link }));
     assert!(world.frames().is_empty(), "all wait behind the first");
-    let reason = DisconnectReason("we disconnected".to_owned());
+    let reason = DisconnectReason::new("we disconnected");
     world.core.handle_event(world.now, Event::Disconnected { connection: link, reason }, &world.arena);
     let fenced = |backend| Addressed::ModelThread(FrontendToModelThread::Fenced { backend, unanswered: vec![] });
     assert_eq!(world.frames(), [backends.map(fenced).to_vec()]);
@@ -286,7 +286,7 @@ fn it_has_joined_once_every_model_thread_is_up() {
         world.core.handle_event(world.now, Event::Connected { connection, welcome: vec![] }, &world.arena);
     }
     assert!(world.core.has_scheduler());
-    let reason = DisconnectReason("its thread is gone".to_owned());
+    let reason = DisconnectReason::new("its thread is gone");
     world.core.handle_event(world.now, Event::Disconnected { connection: lines[1], reason }, &world.arena);
     assert!(!world.core.has_scheduler());
     let ended: Vec<Output> = std::iter::from_fn(|| world.core.poll_output()).collect();

@@ -112,7 +112,7 @@ impl Bench {
                 Output::Disconnect { connection } => {
                     self.done.push(Done::Cut(connection));
                     if !self.holds.contains(&connection) {
-                        let reason = DisconnectReason("told to".to_owned());
+                        let reason = DisconnectReason::new("told to");
                         let event = Event::Disconnected { connection, reason };
                         self.core.handle_event(self.now, event, &self.arena);
                     }
@@ -184,7 +184,7 @@ impl Bench {
     }
 
     pub(super) fn down(&mut self, connection: ConnectionId) {
-        let reason = DisconnectReason("it died".to_owned());
+        let reason = DisconnectReason::new("it died");
         self.event(Event::Disconnected { connection, reason });
     }
 

@@ -33,7 +33,7 @@ fn outcome(clock: Clock, client: &mut Endpoint, mut servers: Vec<&mut Endpoint>)
         client.drive(now);
         match client.poll_event() {
             Some(Event::Connected { welcome, .. }) => return Ok(welcome),
-            Some(Event::Disconnected { reason, .. }) => return Err(reason.0),
+            Some(Event::Disconnected { reason, .. }) => return Err(reason.text),
             _ => client.wait(now, now + proto::Span::from_millis(1)),
         }
     }
@@ -101,7 +101,7 @@ fn who_waits_for_a_name_in_vain_is_told_when_its_time_is_over() {
     let given_up = client.connect(now, name("slow.example:1"), Vec::new());
     client.disconnect(given_up);
     let reason = |client: &mut Endpoint| match client.poll_event() {
-        Some(Event::Disconnected { connection, reason }) => Some((connection, reason.0)),
+        Some(Event::Disconnected { connection, reason }) => Some((connection, reason.text)),
         _ => None,
     };
     assert_eq!(reason(&mut client), Some((given_up, "slow.example:1: we disconnected".to_owned())));
