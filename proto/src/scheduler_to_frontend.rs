@@ -81,7 +81,7 @@ pub struct SchedulerLoad {
 }
 
 /// What the scheduler reckons with for the network's part of a task's way (Symphony, section 5.6): a high percentile of
-/// what it has seen, and at most what is configured.
+/// what it has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, SchemaRead, SchemaWrite)]
 pub struct NetworkTimes {
     /// From a grant to its plan's arrival at a backend.

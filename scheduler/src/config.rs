@@ -218,6 +218,7 @@ impl Config {
     /// # Errors
     /// If a key is wrong.
     pub fn cluster_config(&self, cores: usize) -> Result<ClusterConfig, RunError> {
+        // At most what is believed of members: `NETWORK_MAX`.
         let span = |key, us: f64| match us {
             0.0..=1e6 => Ok(Span::from_millis_f64(us / 1e3)),
             _ => Err(RunError::Network { key, found: us }),

@@ -641,7 +641,7 @@ impl Control {
         self.announce();
     }
 
-    /// What the network costs a model: its inputs have a size of their own.
+    /// What the network costs a model, as configured: its inputs have a size of their own.
     fn budget(&self, model: ModelId) -> NetworkBudget {
         let input_bytes = i64::from(self.members.models[model.0 as usize].input_bytes);
         let per_task = Span(self.config.data_per_megabyte.as_nanos() * input_bytes / 1_000_000);

@@ -1,13 +1,17 @@
 //! What the network takes, and how late timers are, as a high percentile of what was seen (Symphony, section 5.6): a
 //! budget that is too small makes batches late, one that is too large wastes what deadlines leave.
 //!
-//! Of the network the configured value holds until enough has been seen, and is never exceeded: one that is worse than
-//! its operator allows is not planned around, it shows. Nobody can know how late a host's timers are; that is bounded.
+//! The configured value holds until enough has been seen, and again when nothing has been seen for a while. Up to it
+//! one window of samples is believed; more than that may be a stall, which two windows in a row have to show. A slower
+//! network is planned with, and refuses no request that the configured one would let be met: requests are refused by
+//! [`NetworkTime::allowed`].
 
 use proto::{Span, Timestamp};
 
 /// What is seen counts for one to two of these.
 const WINDOW: Span = Span::from_millis(10_000);
+/// Nothing that a member says makes the network slower than this. No configured value is larger.
+pub const NETWORK_MAX: Span = Span::from_millis(1_000);
 /// Buckets for each doubling.
 const STEPS: u32 = 8;
 /// Up to 2^40 ns, 18 minutes.
@@ -109,7 +113,7 @@ impl NetworkTime {
     #[must_use]
     pub fn new(configured: Span) -> Self {
         Self::by(
-            Rule { one_in: 1_000, samples_min: 2_000, least: Span::ZERO, most: configured, is_rough: false },
+            Rule { one_in: 1_000, samples_min: 2_000, least: Span::ZERO, most: NETWORK_MAX, is_rough: false },
             configured,
         )
     }
@@ -128,9 +132,10 @@ impl NetworkTime {
 
     /// The configured value is another one; what was seen still counts.
     pub fn set_configured(&mut self, configured: Span) {
-        self.planned = if self.planned == self.configured { configured } else { self.planned.min(configured) };
+        if self.planned == self.configured {
+            self.planned = configured;
+        }
         self.configured = configured;
-        self.rule.most = configured;
     }
 
     /// It took so long. True if another value is to be planned with.
@@ -150,7 +155,7 @@ impl NetworkTime {
         }
         let planned = self.planned;
         self.handle_percentile(now, span);
-        self.planned = span.min(self.configured);
+        self.planned = span.min(self.rule.most);
         self.planned != planned
     }
 
@@ -161,24 +166,40 @@ impl NetworkTime {
     }
 
     fn handle_seen_times(&mut self, now: Timestamp, span: Span, times: u32) -> bool {
-        let is_over = self.ends_at <= now;
         let planned = self.planned;
-        if is_over && self.ends_at > Timestamp::PAST {
-            let seen = [&self.window, &self.last].into_iter().filter_map(|window| window.percentile(self.rule)).max();
-            self.planned = seen.map_or(self.configured, |seen| self.rule.planned(seen));
-            self.last = std::mem::replace(&mut self.window, Window::empty());
-        }
-        if is_over {
+        if self.ends_at <= now {
+            if self.ends_at + WINDOW <= now {
+                // Nothing was seen for a whole window: what came before says nothing of now.
+                (self.window, self.last) = (Window::empty(), Window::empty());
+            }
+            if self.ends_at > Timestamp::PAST {
+                self.planned = self.believed();
+                self.last = std::mem::replace(&mut self.window, Window::empty());
+            }
             self.ends_at = now + WINDOW;
         }
         self.window.record(span, times);
         self.planned != planned
     }
 
+    /// What the last two windows say.
+    fn believed(&self) -> Span {
+        let [one, other] = [&self.window, &self.last].map(|window| window.percentile(self.rule));
+        let Some(seen) = one.max(other) else { return self.configured };
+        let in_both = one.zip(other).map_or(Span::ZERO, |(one, other)| one.min(other));
+        self.rule.planned(seen.min(self.configured.max(in_both)))
+    }
+
     /// What to plan with.
     #[must_use]
     pub fn planned(&self) -> Span {
         self.planned
+    }
+
+    /// The same, and at most what is configured: whom that leaves time is not refused.
+    #[must_use]
+    pub fn allowed(&self) -> Span {
+        self.planned.min(self.configured)
     }
 }
 
@@ -202,12 +223,44 @@ mod tests {
     }
 
     #[test]
-    fn it_starts_with_what_is_configured_and_never_exceeds_it() {
-        let mut time = NetworkTime::new(Span::from_micros(100));
-        assert_eq!(windows(&mut time, 1, |_| Span::from_micros(20)), [Span::from_micros(100)]);
-        let learned = windows(&mut time, 2, |_| Span::from_micros(20))[1];
-        assert!(learned > Span::from_micros(20) && learned < Span::from_micros(22), "{learned}");
-        assert_eq!(windows(&mut time, 2, |_| Span::from_millis(3))[1], Span::from_micros(100));
+    fn it_starts_with_what_is_configured_and_follows_a_faster_network_and_a_slower_one() {
+        let configured = Span::from_micros(100);
+        let mut time = NetworkTime::new(configured);
+        let is_about = |found: Span, us: i64| found >= Span::from_micros(us) && found < Span::from_micros(us * 11 / 10);
+        assert_eq!(windows(&mut time, 1, |_| Span::from_micros(20)), [configured]);
+        assert!(is_about(windows(&mut time, 2, |_| Span::from_micros(20))[1], 20));
+        // The first window ends, the second one shows the same, and is believed once it has ended.
+        let slower = windows(&mut time, 3, |_| Span::from_millis(3));
+        assert!(slower[1] == configured && is_about(slower[2], 3_000), "{slower:?}");
+        assert_eq!((time.allowed(), time.learned()), (configured, Some(slower[2])));
+        assert!(is_about(windows(&mut time, 3, |_| Span::from_micros(20))[2], 20));
+        assert_eq!(windows(&mut time, 4, |_| Span::from_millis(60_000))[3], NETWORK_MAX);
+    }
+
+    /// Of 10,000 samples in ten seconds a stall of half a second makes every twentieth late.
+    #[test]
+    fn a_stall_is_not_taken_for_a_slower_network() {
+        let mut time = NetworkTime::new(Span::from_millis(1));
+        let usual = |_| Span::from_micros(50);
+        windows(&mut time, 2, usual);
+        let stalled = |number| if number < 500 { Span::from_millis(500 - number) } else { Span::from_micros(50) };
+        windows(&mut time, 1, stalled);
+        assert!(windows(&mut time, 2, usual).iter().all(|planned| *planned <= Span::from_millis(1)));
+        assert!(windows(&mut time, 1, usual)[0] < Span::from_micros(60));
+    }
+
+    #[test]
+    fn what_was_seen_long_ago_says_nothing() {
+        let configured = Span::from_micros(100);
+        for us in [20, 3_000] {
+            let mut time = NetworkTime::new(configured);
+            windows(&mut time, 4, |_| Span::from_micros(us));
+            assert_ne!(time.planned(), configured);
+            let (soon, later) = (time.ends_at + WINDOW - Span(1), time.ends_at + WINDOW * 3);
+            assert!(!time.handle_seen(soon, Span::from_micros(us)), "it was seen a moment ago");
+            assert!(time.handle_seen(later, Span::from_micros(us)));
+            assert_eq!(time.planned(), configured);
+        }
     }
 
     #[test]

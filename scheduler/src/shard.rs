@@ -68,9 +68,9 @@ pub struct ShardConfig {
     pub id: ModelThreadId,
     /// Members connect here, too, after they have to control.
     pub has_port: bool,
-    /// From the end of execution to the client; taken off every deadline, until control has learned better.
+    /// The same of the way from the end of execution to the client, which is taken off every deadline.
     pub resp: Span,
-    /// From a grant to its plan's arrival at a backend, at most.
+    /// From a grant to its plan's arrival at a backend, until that is known.
     pub ctrl: Span,
     /// How late timers fire and threads wake, until that is known.
     pub jitter: Span,
@@ -202,6 +202,8 @@ pub struct Shard {
     estimates: Estimates,
     /// From a grant to its plan's arrival.
     ctrl: NetworkTime,
+    /// From the end of execution to the client, as control plans with it.
+    resp: Span,
     /// From when a timer is due to the batch that it is for.
     lateness: NetworkTime,
     planner: Box<dyn Planner<Ride>>,
@@ -231,6 +233,7 @@ impl Shard {
             models: BTreeMap::new(),
             estimates: Estimates::new(config.learning),
             ctrl: NetworkTime::new(config.ctrl),
+            resp: config.resp,
             lateness: NetworkTime::of_timers(config.jitter),
             planner,
             plans: Plans::new(config.id),
@@ -294,7 +297,7 @@ impl Shard {
                     self.planner.handle_host_memory(gpu, model, is_there);
                 }
             }
-            ControlToShard::Resp(resp) => self.config.resp = resp,
+            ControlToShard::Resp(resp) => self.resp = resp,
             ControlToShard::Offered(offered) => self.on_offered(now, offered),
             ControlToShard::Hosted(model, hosted) => self.on_hosted(now, model, hosted),
             ControlToShard::Host { backend, load, version, model } => {
@@ -375,7 +378,7 @@ impl Shard {
                 Ok(())
             }
             FrontendToModelThread::Open { task: id, model, deadline, priority, application, attempt, slot } => {
-                let deadline = self.latest_end(now, deadline);
+                let deadline = self.latest_end(now, model, deadline);
                 let application = self.application(model, application);
                 let task = RunningTask { id, model, deadline, priority, application, attempt, losses: 0, slot };
                 self.on_open(frontend, task)
@@ -430,7 +433,7 @@ impl Shard {
         let Some(member) = self.frontends.get_mut(&frontend) else { return Ok(()) };
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
-        let deadline = self.latest_end(now, deadline);
+        let deadline = self.latest_end(now, model, deadline);
         let number = self.application(model, application);
         let (length, payload) = (slot.input_bytes, Ride { attempt: 0, losses: 0, slot });
         let task = Task { id, deadline, priority, application: number, length, payload };
@@ -453,14 +456,6 @@ impl Shard {
             None => self.forward(model, Forwarded::Task(task, application)),
         }
         Ok(())
-    }
-
-    /// When a task's execution must have ended for its answer to come by `deadline`; `NEVER` if it has none.
-    fn latest_end(&self, now: Timestamp, deadline: Timestamp) -> Timestamp {
-        if deadline == Timestamp::NEVER {
-            return deadline;
-        }
-        (deadline - self.config.resp).clamp(now - DEADLINE_MAX, now + DEADLINE_MAX)
     }
 
     /// A task's client hung up.
@@ -553,13 +548,7 @@ impl Shard {
         {
             self.predictions.handle_ended(Action::Infer, predicted, finished_at - started_at, finished_at);
         }
-        if let PlanOutcome::Executed { .. } = outcome
-            && done.failed.is_empty()
-            && let Some((sent_at, _)) = done.sent
-        {
-            let took = (arrived_at - sent_at, (fetched_at - arrived_at) / done.size as i64);
-            self.on_network_seen(now, done.model, took);
-        }
+        self.on_network_seen(now, &done, outcome, (arrived_at, fetched_at));
         let is_abandoned = matches!(outcome, PlanOutcome::Abandoned { .. });
         let failed = done.failed.into_iter().map(|task| if is_abandoned { task.lost() } else { task });
         self.doubt((backend, link), failed.collect());

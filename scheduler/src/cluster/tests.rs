@@ -16,6 +16,7 @@ use proto::{
 mod departures;
 mod dynamic;
 mod handovers;
+mod networks;
 mod patience;
 mod takeovers;
 mod weights;

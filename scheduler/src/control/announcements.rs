@@ -110,9 +110,11 @@ impl Control {
     fn news_of(&self, frontend: FrontendId, model: ModelId) -> Option<Told> {
         let entry = &self.members.models[model.0 as usize];
         let (execution, budget) = entry.planned?;
-        let resp = self.resp.planned();
-        let network = NetworkTimes { ctrl: budget.ctrl, data: budget.data_per_task, resp };
-        let least_latency = execution + budget.delay(1) + resp;
+        let network = NetworkTimes { ctrl: budget.ctrl, data: budget.data_per_task, resp: self.resp.planned() };
+        // A slower network than the configured one refuses nothing.
+        let configured = self.budget(model);
+        let (ctrl, data) = (budget.ctrl.min(configured.ctrl), budget.data_per_task.min(configured.data_per_task));
+        let least_latency = execution + ctrl + data + self.resp.allowed();
         let gpus = if self.members.is_served(frontend) { entry.hosts } else { 0 };
         let told = Told { gpus, least_latency, network, model_thread: entry.owner };
         let known = self.members.frontends.get(&frontend)?.told.get(&model);

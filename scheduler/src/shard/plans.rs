@@ -135,6 +135,8 @@ pub(super) struct Done {
     pub(super) sent: Option<(Timestamp, Predicted)>,
     /// Those that cannot be answered from there.
     pub(super) failed: Vec<RunningTask>,
+    /// An input of it may have come late to its frontend.
+    pub(super) is_guarded: bool,
 }
 
 /// What a task was that a backend dropped from its batch.
@@ -200,6 +202,7 @@ impl Plans {
     pub(super) fn on_done(&mut self, backend: BackendId, id: PlanId, failed: &[TaskId]) -> Option<Done> {
         let plan = self.under_way.get_mut(&(backend, id)).filter(|plan| !plan.is_done)?;
         plan.is_done = true;
+        let is_guarded = plan.tasks.iter().any(|task| task.slot.is_guarded());
         let failed = match failed {
             [] => Vec::new(),
             failed => {
@@ -211,7 +214,7 @@ impl Plans {
         let sent = (!plan.is_inherited()).then_some((plan.times.sent_at, plan.times.predicted));
         // With fewer tasks than were planned it may be another one's time.
         let sample = plan.sample.filter(|_| plan.tasks.len() == plan.size);
-        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sample, sent, failed })
+        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sample, sent, failed, is_guarded })
     }
 
     /// The tasks of a plan; nothing if some of those that were planned are not in it any more.

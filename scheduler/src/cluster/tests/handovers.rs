@@ -108,7 +108,7 @@ fn whoever_is_handed_over_to_knows_what_the_former_primary_knew() {
 }
 
 #[test]
-fn what_the_network_takes_is_handed_over_and_never_exceeds_what_is_configured() {
+fn what_the_network_takes_is_handed_over_and_refuses_no_more_than_what_is_configured() {
     let mut next = Standby::that_learns();
     next.least_latency();
     let network = |us: i64| {
@@ -118,11 +118,12 @@ fn what_the_network_takes_is_handed_over_and_never_exceeds_what_is_configured() 
     next.told(&[network(100), SchedulerToScheduler::LearnedModel(LearnedModel { data: Some(Span(7_000)), ..model() })]);
     assert_eq!(next.least_latency(), Some(Span::from_micros(6_000 + 100 + 7 + 100)));
     let data = Some(Span::from_millis(9));
-    next.told(&[network(9_000), SchedulerToScheduler::LearnedModel(LearnedModel { data, ..model() })]);
+    let slow = SchedulerToScheduler::LearnedModel(LearnedModel { data, ..model() });
+    next.told(&[network(9_000), slow.clone()]);
     assert_eq!(next.least_latency(), Some(Span::from_micros(6_000 + 300 + 20 + 1_000)));
     next.told(&[network(100), SchedulerToScheduler::HandOver]);
     next.settle();
-    assert_eq!(next.asked(), [network(100), SchedulerToScheduler::HandOver]);
+    assert_eq!(next.asked(), [slow, network(100), SchedulerToScheduler::HandOver]);
 }
 
 #[test]
