@@ -8,6 +8,7 @@ mod notices;
 mod panics;
 mod role;
 mod signals;
+mod status;
 #[cfg(feature = "tools")]
 mod tools;
 
@@ -40,6 +41,8 @@ enum Command {
     Backend(role::Args),
     /// Move the primary to another scheduler, before the present one is upgraded
     Handover(handover::Args),
+    /// Show who is in a cluster, what is served, and which backends can go
+    Status(status::Args),
     /// Tell what this host offers and what to change
     Doctor(doctor::Args),
 }
@@ -73,7 +76,7 @@ fn main() -> ExitCode {
         Command::Scheduler(args) | Command::Frontend(args) | Command::Backend(args) => {
             notices::write_as(args.log_format);
         }
-        Command::Handover(_) | Command::Doctor(_) => {}
+        Command::Handover(_) | Command::Status(_) | Command::Doctor(_) => {}
     }
     let result = match cli.command {
         #[cfg(feature = "tools")]
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Command::Frontend(args) => role::frontend(&args),
         Command::Backend(args) => role::backend(&args),
         Command::Handover(args) => handover::run(&args),
+        Command::Status(args) => status::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(true) => Ok(()),
             Ok(false) => return ExitCode::FAILURE,

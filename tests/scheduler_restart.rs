@@ -62,6 +62,13 @@ fn asked(at: SocketAddr, path: &str) -> String {
     answer
 }
 
+/// What `downbeat status` prints.
+fn status(at: SocketAddr) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+    let output = command.args(["status", "--scheduler", &at.to_string()]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+}
+
 #[test]
 fn a_cluster_outlives_its_scheduler() {
     let (x, y) = (rand::random_range(1..=254), rand::random_range(0..=255));
@@ -80,7 +87,7 @@ fn a_cluster_outlives_its_scheduler() {
     let _frontend = Role::start("frontend", &(frontend + &admin(of_frontend)));
     let placement = format!("gpus = 2\nplacement = {{ {MODEL} = [0, 1] }}\n");
     let backend = format!("{member}name = 'gpus'\naddress = '{}'\n{placement}", host(3, 4791));
-    let _backend = Role::start("backend", &(backend + &admin(of_backend)));
+    let backend = Role::start("backend", &(backend + &admin(of_backend)));
     eventually("a model that is ready", || is_ready(http, MODEL));
     for at in [of_scheduler, of_frontend, of_backend] {
         eventually("a role that is ready", || asked(at, "/readyz").contains(" 200 OK"));
@@ -91,6 +98,12 @@ fn a_cluster_outlives_its_scheduler() {
         assert!(text.contains(who) && text.contains("\nprocess_cpu_seconds_total "), "{text}");
     }
     assert!(asked(of_frontend, "/metrics").contains("\nnv_inference_count{"), "what it counts itself, too");
+    let table = status(of_scheduler);
+    for part in
+        ["the primary, arm soft: epoch 1.0, ", "1 frontends, 1 backends, 2 GPUs", "frontend  door ", "no: only here "]
+    {
+        assert!(table.contains(part), "{part}: {table}");
+    }
     assert!(send(http, 1.0).served > 0);
 
     // Requests go on coming while there is none: each ends at once or by its deadline, with a reason.
@@ -109,4 +122,8 @@ fn a_cluster_outlives_its_scheduler() {
     let after = send(http, 2.0);
     assert_eq!((after.ended(), after.wrong), (after.sent, 0), "{after:?}");
     assert!(after.served > 0 && after.errors.is_empty(), "{after:?}");
+
+    assert!(status(of_scheduler).contains("backend   gpus "));
+    drop(backend);
+    eventually("a backend that is gone", || !status(of_scheduler).contains("gpus"));
 }

@@ -211,7 +211,7 @@ impl Server {
     fn serve(&mut self, ready: &[bool]) {
         let (clock, pages) = (self.clock, &self.pages);
         let mut ready = ready.iter();
-        let page = |path: &str| pages.of(clock.now(), path);
+        let page = |target: &str| pages.of(clock.now(), target);
         self.open.retain_mut(|open| ready.next() != Some(&true) || open.exchange.go_on(&mut open.stream, page));
         while self.open.len() > CONNECTIONS_MAX {
             let froms: Vec<IpAddr> = self.open.iter().map(|open| open.from).collect();
@@ -253,7 +253,7 @@ impl Exchange {
     }
 
     /// Moves what can be moved now; false once the connection is done with.
-    fn go_on(&mut self, stream: &mut TcpStream, page: impl Fn(&str) -> Option<Page>) -> bool {
+    fn go_on(&mut self, stream: &mut TcpStream, page: impl Fn(&str) -> Result<Page, String>) -> bool {
         loop {
             let mut bytes = [0; READ_BYTES];
             let moved = match self {
@@ -285,7 +285,7 @@ impl Exchange {
 }
 
 /// What a request is answered with; nothing while its head is not all there.
-fn answer(head: &[u8], page: impl Fn(&str) -> Option<Page>) -> Option<Vec<u8>> {
+fn answer(head: &[u8], page: impl Fn(&str) -> Result<Page, String>) -> Option<Vec<u8>> {
     // What was there before the last read has been looked at.
     let new = head.len().saturating_sub(READ_BYTES + 3);
     if !head[new..].windows(4).any(|bytes| bytes == b"\r\n\r\n") {
@@ -298,17 +298,17 @@ fn answer(head: &[u8], page: impl Fn(&str) -> Option<Page>) -> Option<Vec<u8>> {
     let [method, target, "HTTP/1.1" | "HTTP/1.0"] = words[..] else {
         return Some(reply("400 Bad Request", "", "", true));
     };
-    let Some(Page { is_well, body }) = page(target.split('?').next().unwrap_or_default()) else {
-        return Some(reply("404 Not Found", TEXT, "only /livez, /readyz and /metrics are here\n", method != "HEAD"));
+    let Page { status, content_type, body } = match page(target) {
+        Ok(page) => page,
+        Err(there) => return Some(reply("404 Not Found", TEXT, &there, method != "HEAD")),
     };
     if !matches!(method, "GET" | "HEAD") {
         return Some(reply("405 Method Not Allowed", "allow: GET, HEAD\r\n", "", true));
     }
-    let status = if is_well { "200 OK" } else { "503 Service Unavailable" };
-    Some(reply(status, TEXT, &body, method == "GET"))
+    Some(reply(status, &format!("content-type: {content_type}\r\n"), &body, method == "GET"))
 }
 
-const TEXT: &str = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
+const TEXT: &str = "content-type: text/plain; charset=utf-8\r\n";
 
 fn reply(status: &str, fields: &str, body: &str, has_body: bool) -> Vec<u8> {
     let bytes = body.len();
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn a_head_may_come_in_pieces() {
         let request = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n";
-        let page = |_: &str| Some(Page { is_well: true, body: String::new() });
+        let page = |_: &str| Ok(Page { status: "200 OK", content_type: "text/plain", body: String::new() });
         for cut in 0..request.len() {
             assert!(answer(&request[..cut], page).is_none(), "{cut}");
         }

@@ -7,11 +7,23 @@ use proto::{Timestamp, WireVersion};
 use crate::{process, vitals::Vitals};
 
 /// An answer.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// Whether it is a good one.
-    pub(crate) is_well: bool,
+    pub(crate) status: &'static str,
+    pub(crate) content_type: &'static str,
     pub(crate) body: String,
 }
+
+impl Page {
+    const OK: &'static str = "200 OK";
+
+    fn text(status: &'static str, body: String) -> Self {
+        Self { status, content_type: "text/plain; version=0.0.4; charset=utf-8", body }
+    }
+}
+
+/// What answers a query with JSON, or one line that says what is wrong with it.
+type Json = Box<dyn Fn(Timestamp, &str) -> Result<String, String> + Send>;
 
 /// What a role tells of itself.
 pub struct Pages {
@@ -20,6 +32,8 @@ pub struct Pages {
     vitals: Vitals,
     /// Metrics of the role's own.
     more: Box<dyn Fn(Timestamp) -> String + Send>,
+    /// A page of the role's own, by its path.
+    own: Option<(&'static str, Json)>,
 }
 
 impl Pages {
@@ -31,20 +45,39 @@ impl Pages {
         vitals: Vitals,
         more: impl Fn(Timestamp) -> String + Send + 'static,
     ) -> Self {
-        Self { role, name: name.into(), vitals, more: Box::new(more) }
+        Self { role, name: name.into(), vitals, more: Box::new(more), own: None }
     }
 
-    /// The page at a path, if there is one.
-    pub(crate) fn of(&self, now: Timestamp, path: &str) -> Option<Page> {
+    /// With a page of JSON at this path. It gets the query, and must not wait for a thread that may stall.
+    #[must_use]
+    pub fn with_json(
+        self,
+        path: &'static str,
+        json: impl Fn(Timestamp, &str) -> Result<String, String> + Send + 'static,
+    ) -> Self {
+        Self { own: Some((path, Box::new(json))), ..self }
+    }
+
+    /// What is answered to a target: a path, and perhaps a query.
+    ///
+    /// # Errors
+    /// What is there instead, if nothing is at that path.
+    pub(crate) fn of(&self, now: Timestamp, target: &str) -> Result<Page, String> {
         let health = |health: Result<(), String>, not: &str| match health {
-            Ok(()) => Page { is_well: true, body: "ok\n".to_owned() },
-            Err(why) => Page { is_well: false, body: format!("{not}: {why}\n") },
+            Ok(()) => Page::text(Page::OK, "ok\n".to_owned()),
+            Err(why) => Page::text("503 Service Unavailable", format!("{not}: {why}\n")),
         };
-        match path {
-            "/livez" => Some(health(self.vitals.live(now), "stalled")),
-            "/readyz" => Some(health(self.vitals.ready(now), "not ready")),
-            "/metrics" => Some(Page { is_well: true, body: self.metrics(now) }),
-            _ => None,
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        match (path, &self.own) {
+            ("/livez", _) => Ok(health(self.vitals.live(now), "stalled")),
+            ("/readyz", _) => Ok(health(self.vitals.ready(now), "not ready")),
+            ("/metrics", _) => Ok(Page::text(Page::OK, self.metrics(now))),
+            (_, Some((own, json))) if path == *own => Ok(match json(now, query) {
+                Ok(body) => Page { status: Page::OK, content_type: "application/json", body },
+                Err(wrong) => Page::text("400 Bad Request", wrong + "\n"),
+            }),
+            (_, Some((own, _))) => Err(format!("only /livez, /readyz, /metrics and {own} are here\n")),
+            (_, None) => Err("only /livez, /readyz and /metrics are here\n".to_owned()),
         }
     }
 
@@ -98,14 +131,15 @@ mod tests {
         vitals.set_ready(Ok(()));
         let pages = Pages::new("scheduler", "a-1", vitals, |_| "more 1\n".to_owned());
         let at = |ms| Timestamp::ZERO + Span::from_millis(ms);
-        let told = |ms, path| pages.of(at(ms), path).map(|page| (page.is_well, page.body));
-        assert_eq!(told(1_500, "/livez"), Some((true, "ok\n".to_owned())));
+        let told = |ms, target| pages.of(at(ms), target).map(|page| (page.status, page.body));
+        let unavailable = "503 Service Unavailable";
+        assert_eq!(told(1_500, "/livez"), Ok((Page::OK, "ok\n".to_owned())));
         let stalled = "thread model-0 has done nothing for 2.500 s\n";
-        assert_eq!(told(2_500, "/livez"), Some((false, format!("stalled: {stalled}"))));
-        assert_eq!(told(2_500, "/readyz"), Some((false, format!("not ready: {stalled}"))));
-        assert!(told(0, "/").is_none());
-        let (is_well, text) = told(2_500, "/metrics").unwrap();
-        assert!(is_well && text.ends_with("more 1\n"));
+        assert_eq!(told(2_500, "/livez?verbose"), Ok((unavailable, format!("stalled: {stalled}"))));
+        assert_eq!(told(2_500, "/readyz"), Ok((unavailable, format!("not ready: {stalled}"))));
+        assert_eq!(told(0, "/"), Err("only /livez, /readyz and /metrics are here\n".to_owned()));
+        let (status, text) = told(2_500, "/metrics").unwrap();
+        assert!(status == Page::OK && text.ends_with("more 1\n"));
         for line in [
             "downbeat_live 0",
             "downbeat_ready 0",
@@ -115,5 +149,17 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
         assert!(text.contains(&format!("wire=\"{}\",role=\"scheduler\",name=\"a-1\"}} 1\n", WireVersion::THIS)));
+    }
+    #[test]
+    fn a_page_of_the_role_s_own_gets_the_query_and_may_refuse_it() {
+        let own = |_, query: &str| {
+            if query == "page=0" { Ok("{}\n".to_owned()) } else { Err(format!("page: found {query}")) }
+        };
+        let pages = Pages::new("scheduler", "a-1", Vitals::default(), |_| String::new()).with_json("/v2/cluster", own);
+        let told = |target| pages.of(Timestamp::ZERO, target).map(|page| (page.status, page.content_type, page.body));
+        assert_eq!(told("/v2/cluster?page=0"), Ok((Page::OK, "application/json", "{}\n".to_owned())));
+        let (status, _, body) = told("/v2/cluster?x").unwrap();
+        assert_eq!((status, body.as_str()), ("400 Bad Request", "page: found x\n"));
+        assert!(told("/v2/clusters").unwrap_err().contains("/metrics and /v2/cluster are here"));
     }
 }

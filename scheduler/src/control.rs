@@ -49,6 +49,7 @@ use crate::{
     policy::Policy,
     predictions::Predictions,
     shard::{ShardLoad, Unfinished, Violation},
+    snapshot::{ModelName, Snapshot, Whereabouts},
 };
 use balance::Balance;
 use changes::{Changes, Wish};
@@ -259,6 +260,23 @@ impl Control {
     #[must_use]
     pub fn name_of(&self, member: Member) -> &str {
         self.names.of(member).unwrap_or_default()
+    }
+
+    /// What operators are shown, and the models from this id on. The driver knows where members are.
+    #[must_use]
+    pub fn snapshot(
+        &self,
+        at: impl Fn(Member) -> Option<Whereabouts>,
+        models_from: usize,
+    ) -> (Snapshot, Vec<ModelName>) {
+        let snapshot = Snapshot {
+            epoch: self.succession.epoch(),
+            rank: self.config.succession.rank,
+            schedulers: self.succession.states(),
+            frontends: self.members.shown_frontends(&self.names, &at),
+            backends: self.members.shown_backends(&self.names, &at),
+        };
+        (snapshot, self.members.model_names(models_from))
     }
 
     /// Whether members can be taken in now. What a new one says of the primary that it obeys is noted.
@@ -616,7 +634,7 @@ impl Control {
             let memory = self.take_resident(gpu);
             let entry = &self.members.gpus[&gpu];
             let news =
-                Gpu { id: gpu, backend: entry.backend, index: entry.index, models: entry.models.clone(), memory };
+                Gpu { id: gpu, backend: entry.backend, index: entry.index, models: entry.models.to_vec(), memory };
             self.outputs.extend(
                 shards(&self.config)
                     .map(|shard| ControlOutput::ToShard(shard, ControlToShard::GpuJoined(news.clone()))),

@@ -38,6 +38,8 @@ pub mod rank_loop;
 pub mod rank_thread;
 pub mod residency;
 pub mod shard;
+pub mod snapshot;
+pub mod status;
 pub mod task;
 pub mod task_queue;
 

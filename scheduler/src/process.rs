@@ -29,6 +29,8 @@ use transport::{Address, Arm, Clock, Endpoint, EndpointConfig, OpenError};
 use crate::{
     cluster::ClusterConfig,
     config::{Config, RunError},
+    snapshot::Board,
+    status::{self, Status},
 };
 
 /// How often `stop` is looked at, and whether all threads are alive.
@@ -43,15 +45,26 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let cluster = ClusterConfig { first_id: rand::random(), ..config.cluster_config(cores)? };
     let (clock, vitals) = (Clock::start(), Vitals::default());
+    let board = Board::default();
     let pages = Pages::new("scheduler", config.fabric.member_name(), vitals.clone(), |_| String::new());
+    let status = status(config, board.clone());
+    let pages = pages.with_json(status::PATH, move |now, query| status.page(now, query));
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
     vitals.set_ready(Err("a name is waited for"));
-    let Some(mut place) = Place::find(config, &vitals, stop)? else { return Ok(()) };
+    let Some(mut place) = Place::find((config, &vitals, &board), stop)? else { return Ok(()) };
     if cluster.model_threads == 1 {
         in_place::run((config, &mut place), &cluster, clock, stop)
     } else {
         threads::run((config, &mut place), cluster, clock, stop)
     }
+}
+
+/// What tells operators of the cluster.
+fn status(config: &Config, board: Board) -> Status {
+    let alone = std::slice::from_ref(&config.listen);
+    let schedulers = if config.schedulers.is_empty() { alone } else { &config.schedulers };
+    let schedulers = schedulers.iter().map(ToString::to_string).collect();
+    Status::new(board, config.fabric.member_name(), config.fabric.arm.to_string(), schedulers)
 }
 
 /// The clock that a scheduler's state machines are told.
@@ -72,19 +85,21 @@ struct Place {
     endpoint: EndpointConfig,
     name: String,
     vitals: Vitals,
+    board: Board,
 }
 
 impl Place {
     /// Looks up the names that the configuration has for this host. Those that are not there yet are waited for; `None`
     /// if `stop` is set meanwhile.
-    fn find(config: &Config, vitals: &Vitals, stop: &AtomicBool) -> Result<Option<Self>, OpenError> {
+    fn find((config, vitals, board): (&Config, &Vitals, &Board), stop: &AtomicBool) -> Result<Option<Self>, OpenError> {
         let others: Vec<Address> = config.schedulers.iter().filter(|other| **other != config.listen).cloned().collect();
         let secrets = config.fabric.secrets()?;
         let look = || {
             let listen = transport::own_address("listen", &config.listen)?;
             let endpoint = EndpointConfig::over(config.fabric.arm(Some(listen.ip()), &others)?);
             let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(config.fabric.tls.clone());
-            Ok(Self { listen, endpoint, name: config.fabric.member_name(), vitals: vitals.clone() })
+            let (name, vitals, board) = (config.fabric.member_name(), vitals.clone(), board.clone());
+            Ok(Self { listen, endpoint, name, vitals, board })
         };
         transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)
     }

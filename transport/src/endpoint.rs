@@ -23,8 +23,8 @@ use acceptor::Acceptor;
 use names::{Names, Peer};
 
 use crate::{
-    Access, Address, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, PostError, Region, RegionKey,
-    Release, Secrets, Transfer, Way,
+    Access, Address, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, Path, PostError, Region,
+    RegionKey, Release, Secrets, Transfer, Way,
     bootstrap::{HEARTBEAT, Identity, Parameters},
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     device::{
@@ -227,6 +227,15 @@ impl Endpoint {
     pub fn peer_incarnation(&self, connection: ConnectionId) -> Option<u64> {
         match &self.connections.get(&connection)?.stage {
             Stage::Deciding { parameters: peer } | Stage::Up { peer, .. } => Some(peer.incarnation),
+            _ => None,
+        }
+    }
+
+    /// The way that packets take to a peer, once its parameters are known.
+    #[must_use]
+    pub fn path(&self, connection: ConnectionId) -> Option<Path> {
+        match &self.connections.get(&connection)?.stage {
+            Stage::Deciding { parameters: peer } | Stage::Up { peer, .. } => Some(Path::to(peer.address)),
             _ => None,
         }
     }

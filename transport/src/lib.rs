@@ -56,6 +56,7 @@
 //! | `address`, `resolve` | where somebody is, by address or name; names are looked up on threads of their own |
 //! | `secrets` | what members prove to each other that they know, and the files with it |
 //! | `limits`, `arm_name` | what errors name, too |
+//! | `path` | the way that packets of a connection take, for operators |
 #![deny(unsafe_code)]
 
 mod address;
@@ -77,6 +78,7 @@ pub mod fuzzing;
 mod limits;
 mod link;
 mod notes;
+mod path;
 mod patience;
 mod poller;
 mod raw;
@@ -110,6 +112,7 @@ pub use limits::{
     WORK_MAX,
 };
 pub use notes::Notes;
+pub use path::Path;
 pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;

@@ -9,17 +9,22 @@ use std::{
 
 use proto::{
     BackendId, BatchCost, FrontendId, GpuId, LatencyProfile, LinkId, ModelId, ModelThreadId, Span, Timestamp, Weights,
-    backend_to_scheduler::{BackendHello, GPUS_PER_BACKEND_MAX, ModelOffer, ResidentModel},
+    backend_to_scheduler::{BackendHello, ModelOffer, ResidentModel},
     frontend_to_scheduler::ADDRESS_BYTES_MAX,
     hello::Member,
     member_name::MEMBER_NAME_BYTES_MAX,
     request_times::RequestTimes,
     scheduler_to_frontend::{DropReason, NetworkTimes},
-    weights::{PAGES_MAX, WeightsTally},
+    weights::WeightsTally,
 };
 use thiserror::Error;
 
-use super::{joining::Joining, offers::check_offer, reach::Reach, topics::Announcements};
+use super::{
+    joining::Joining,
+    offers::{check_offer, check_offers},
+    reach::Reach,
+    topics::Announcements,
+};
 use crate::{MODELS_MAX, estimates::TOLERANCE, messages::NetworkBudget};
 
 /// The most of each kind that the scheduler keeps track of.
@@ -143,12 +148,12 @@ pub(super) struct Backend {
 pub(super) struct Gpu {
     pub(super) backend: BackendId,
     pub(super) index: u32,
-    /// What it hosts; ascending.
-    pub(super) models: Vec<ModelId>,
+    /// What it hosts; ascending. Shared with whoever tells operators.
+    pub(super) models: Arc<Vec<ModelId>>,
     /// Whether its executor works, as its backend says.
     is_usable: bool,
     /// What planners take it to host; `None` while it is not in use.
-    pub(super) planned: Option<Vec<ModelId>>,
+    pub(super) planned: Option<Arc<Vec<ModelId>>>,
     /// If it holds but a part of what it hosts.
     pub(super) memory: Option<Memory>,
 }
@@ -165,6 +170,24 @@ pub(super) struct Memory {
 impl Gpu {
     fn is_disputed(&self) -> bool {
         self.memory.as_ref().is_some_and(|memory| memory.is_disputed)
+    }
+
+    /// Its backend has yet to say what is in its memory.
+    pub(super) fn is_asked(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| matches!(memory.resident, Resident::Asked(_)))
+    }
+
+    /// It hosts this, too.
+    fn insert(&mut self, model: ModelId) {
+        if let Err(at) = self.models.binary_search(&model) {
+            Arc::make_mut(&mut self.models).insert(at, model);
+        }
+    }
+
+    /// It hosts this no more. False if it did not.
+    fn remove(&mut self, model: ModelId) -> bool {
+        let found = self.models.binary_search(&model);
+        found.map(|at| Arc::make_mut(&mut self.models).remove(at)).is_ok()
     }
 }
 
@@ -259,13 +282,6 @@ pub(super) struct Hosted {
     pub(super) refused: BTreeSet<BackendId>,
 }
 
-impl Gpu {
-    /// Its backend has yet to say what is in its memory.
-    pub(super) fn is_asked(&self) -> bool {
-        self.memory.as_ref().is_some_and(|memory| matches!(memory.resident, Resident::Asked(_)))
-    }
-}
-
 impl Members {
     /// Nobody yet. The first ids follow from `first_id`.
     pub(super) fn new(first_id: u32) -> Self {
@@ -353,7 +369,7 @@ impl Members {
         };
         let gpus = (0..hello.gpus).map(|index| {
             let memory = hello.memory_pages.map(Memory::new);
-            self.add_gpu(Gpu { backend, index, models: Vec::new(), is_usable: true, planned: None, memory })
+            self.add_gpu(Gpu { backend, index, models: Arc::default(), is_usable: true, planned: None, memory })
         });
         let gpus = gpus.collect();
         let joining = Joining::new(now, threads, hello.more as usize);
@@ -414,10 +430,7 @@ impl Members {
             }
             entry.offers.insert(model, Offer { profile, cost: offer.cost });
             for &index in &offer.gpu_indexes {
-                let gpu = self.gpus.get_mut(&entry.gpus[index as usize]).expect("GPUs leave with their backend");
-                if let Err(at) = gpu.models.binary_search(&model) {
-                    gpu.models.insert(at, model);
-                }
+                self.gpus.get_mut(&entry.gpus[index as usize]).expect("GPUs leave with their backend").insert(model);
             }
         }
         Joined { backend, models, reprofiled }
@@ -469,7 +482,7 @@ impl Members {
             let is_known = gpu.memory.as_ref().is_none_or(|memory| matches!(memory.resident, Resident::Known(_)));
             let is_used = gpu.is_usable && obeys && self.reach.backends.contains(&gpu.backend);
             if gpu.planned.is_none() && is_used && is_known {
-                gpu.planned = Some(gpu.models.clone());
+                gpu.planned = Some(Arc::clone(&gpu.models));
                 coming.push(id);
             }
         }
@@ -548,8 +561,8 @@ impl Members {
     pub(super) fn withdraw(&mut self, name: &str) -> BTreeSet<(BackendId, ModelId)> {
         let mut hosts = BTreeSet::new();
         for gpu in self.gpus.values_mut() {
-            let gone = gpu.models.extract_if(.., |model| self.models[model.0 as usize].name == name);
-            hosts.extend(gone.map(|model| (gpu.backend, model)));
+            let (backend, versions) = (gpu.backend, self.versions.get(name).into_iter().flatten().copied());
+            hosts.extend(versions.filter(|&model| gpu.remove(model)).map(|model| (backend, model)));
         }
         hosts.retain(|&(backend, model)| {
             let entry = self.backends.get_mut(&backend).expect("GPUs leave with their backend");
@@ -647,7 +660,7 @@ impl Members {
         let mut is_hosted = false;
         for gpu in &entry.gpus {
             let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
-            is_hosted |= gpu.models.extract_if(.., |other| *other == model).count() > 0;
+            is_hosted |= gpu.remove(model);
         }
         is_hosted
     }
@@ -667,7 +680,7 @@ impl Members {
         for gpu in &entry.gpus {
             let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
             if offer.gpu_indexes.contains(&gpu.index) {
-                gpu.models.insert(gpu.models.partition_point(|other| *other < model), model);
+                gpu.insert(model);
             }
         }
         model
@@ -835,7 +848,7 @@ impl Members {
             model.hosts = 0;
         }
         for gpu in self.gpus.values().filter(|gpu| gpu.is_usable && self.reach.backends.contains(&gpu.backend)) {
-            for model in &gpu.models {
+            for model in &*gpu.models {
                 self.models[model.0 as usize].hosts += 1;
             }
         }
@@ -880,19 +893,6 @@ impl Members {
     }
 }
 
-fn check_offers(hello: &BackendHello) -> Result<Vec<ModelOffer>, JoinError> {
-    if !(1..=GPUS_PER_BACKEND_MAX).contains(&hello.gpus) {
-        let text = format!("gpus is {}, expected 1 to {GPUS_PER_BACKEND_MAX}", hello.gpus);
-        return Err(JoinError::BadOffer(text));
-    }
-    if let Some(pages) = hello.memory_pages.filter(|pages| !(1..=PAGES_MAX).contains(pages)) {
-        let text = format!("the memory of a GPU has {pages} pages, expected 1 to {PAGES_MAX}");
-        return Err(JoinError::BadOffer(text));
-    }
-    let check = |offer| check_offer(hello.gpus, hello.memory_pages, offer).map_err(JoinError::BadOffer);
-    let checked = hello.models.iter().map(check);
-    checked.collect()
-}
-
+mod shown;
 #[cfg(test)]
 mod tests;

@@ -2,10 +2,12 @@
 
 use proto::{
     BatchCost, Span, Weights,
-    backend_to_scheduler::{ModelOffer, PRIORITIES},
+    backend_to_scheduler::{BackendHello, GPUS_PER_BACKEND_MAX, ModelOffer, PRIORITIES},
     frontend_to_scheduler::NAME_BYTES_MAX,
-    weights::LOAD_MAX,
+    weights::{LOAD_MAX, PAGES_MAX},
 };
+
+use super::members::JoinError;
 
 /// An offer with its profile validated, or what is wrong with it.
 pub(super) fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOffer) -> Result<ModelOffer, String> {
@@ -42,4 +44,22 @@ pub(super) fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOff
         }
     }
     Ok(ModelOffer { profile, weights, ..offer.clone() })
+}
+
+/// The offers of a hello, checked.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn check_offers(hello: &BackendHello) -> Result<Vec<ModelOffer>, JoinError> {
+    if !(1..=GPUS_PER_BACKEND_MAX).contains(&hello.gpus) {
+        let text = format!("gpus is {}, expected 1 to {GPUS_PER_BACKEND_MAX}", hello.gpus);
+        return Err(JoinError::BadOffer(text));
+    }
+    if let Some(pages) = hello.memory_pages.filter(|pages| !(1..=PAGES_MAX).contains(pages)) {
+        let text = format!("the memory of a GPU has {pages} pages, expected 1 to {PAGES_MAX}");
+        return Err(JoinError::BadOffer(text));
+    }
+    let check = |offer| check_offer(hello.gpus, hello.memory_pages, offer).map_err(JoinError::BadOffer);
+    let checked = hello.models.iter().map(check);
+    checked.collect()
 }

@@ -17,6 +17,8 @@ use proto::{
     scheduler_to_scheduler::SchedulerToScheduler,
 };
 
+use crate::snapshot::SchedulerState;
+
 /// Waits between two attempts to reach another scheduler: the first and the longest.
 const RETRY: (Span, Span) = (Span::from_millis(50), Span::from_millis(1_000));
 /// How long the first of the list looks for others before it founds an era; each further one waits as much longer.
@@ -187,6 +189,24 @@ impl Succession {
     /// Whether members may join: our clock is their primary's, or our own if we are that.
     pub(super) fn is_warm(&self) -> bool {
         self.claim.is_primary() || self.is_synced
+    }
+
+    /// The epoch of the primary, as far as it is known.
+    pub(super) fn epoch(&self) -> Epoch {
+        if self.claim.is_primary() { self.claim.epoch } else { self.heard }
+    }
+
+    /// What operators are shown of all schedulers, by rank.
+    pub(super) fn states(&self) -> Vec<SchedulerState> {
+        let state = |(rank, peer): (u16, &Peer)| match () {
+            () if rank == self.config.rank && self.claim.is_primary() => SchedulerState::Primary,
+            () if rank == self.config.rank && self.is_synced => SchedulerState::Standby,
+            () if rank == self.config.rank => SchedulerState::Starting,
+            () if peer.state != PeerState::Up => SchedulerState::Unreachable,
+            () if peer.claim.is_primary() => SchedulerState::Primary,
+            () => SchedulerState::Standby,
+        };
+        (0..).zip(&self.peers).map(state).collect()
     }
 
     /// The next thing to do.

@@ -1,7 +1,7 @@
 //! One endpoint with the members' connections to it: decodes what they say, and packs what they are told in a turn into
 //! as few frames as hold it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use proto::{
     BackendId, FrontendId, Timestamp,
@@ -11,7 +11,7 @@ use proto::{
 use transport::{ConnectionId, Endpoint};
 use wincode::{SchemaWrite, config::DefaultConfig};
 
-use crate::shard::Violation;
+use crate::{shard::Violation, snapshot::Whereabouts};
 
 /// What a member said to whom this connection serves.
 pub(super) enum Said<F, B> {
@@ -29,6 +29,8 @@ pub(super) struct Connections {
 
 struct Route {
     connection: ConnectionId,
+    /// What it came from.
+    address: SocketAddr,
     frame: FrameWriter,
     is_unsent: bool,
 }
@@ -38,11 +40,18 @@ impl Connections {
         Self { endpoint, members: BTreeMap::new(), routes: BTreeMap::new(), unsent: Vec::new() }
     }
 
-    /// Takes in a member. False if it is connected already: then it is refused.
+    /// Where a member that is connected is.
+    pub(super) fn whereabouts(&self, member: Member) -> Option<Whereabouts> {
+        let Route { connection, address, .. } = self.routes.get(&member)?;
+        Some(Whereabouts { address: *address, path: self.endpoint.path(*connection) })
+    }
+
+    /// Takes in a member, whose connection came from this address. False if it is connected already: then it is
+    /// refused.
     pub(super) fn accept(
         &mut self,
         now: Timestamp,
-        connection: ConnectionId,
+        (connection, address): (ConnectionId, SocketAddr),
         member: Member,
         welcome: Vec<u8>,
     ) -> bool {
@@ -51,7 +60,7 @@ impl Connections {
             return false;
         }
         self.members.insert(connection, member);
-        self.routes.insert(member, Route { connection, frame: FrameWriter::default(), is_unsent: false });
+        self.routes.insert(member, Route { connection, address, frame: FrameWriter::default(), is_unsent: false });
         self.endpoint.accept(now, connection, welcome);
         true
     }

@@ -1,6 +1,6 @@
 //! Everything on one thread, with one endpoint.
 
-use std::sync::atomic::AtomicBool;
+use std::{net::SocketAddr, sync::atomic::AtomicBool};
 
 use admin::Heart;
 use proto::{
@@ -40,11 +40,13 @@ pub(super) fn run(
     let (watch, due) = (TurnWatch::default(), Timestamp::PAST);
     let (heart, openness) = (place.vitals.heart("scheduler"), Openness::new(&place.vitals));
     let mut server = Server { cluster, connections, peers, clock, era, watch, due, heart, openness };
-    let mut exit = Exit::new(stop, config.drain_timeout_ms);
+    let (mut exit, mut publisher) = (Exit::new(stop, config.drain_timeout_ms), place.board.publisher());
     loop {
         server.turn();
         server.peers.ended()?;
         let now = server.clock.now();
+        let Server { cluster, connections, .. } = &mut server;
+        publisher.turn(now, |from| cluster.control().snapshot(|member| connections.whereabouts(member), from));
         if exit.begins(now) {
             server.cluster.handle_leaving(server.era.now());
         }
@@ -108,7 +110,7 @@ impl Server {
         }
         match event {
             Event::Incoming { connection, peer, hello } => {
-                if let Err(reason) = self.welcome(now, connection, &hello) {
+                if let Err(reason) = self.welcome(now, (connection, peer), &hello) {
                     tracing::warn!(%peer, reason, "refused a peer");
                     self.connections.endpoint.refuse(self.clock.now(), connection, &reason);
                 }
@@ -146,7 +148,12 @@ impl Server {
         }
     }
 
-    fn welcome(&mut self, now: Timestamp, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
+    fn welcome(
+        &mut self,
+        now: Timestamp,
+        (connection, peer): (ConnectionId, SocketAddr),
+        hello: &[u8],
+    ) -> Result<(), String> {
         let (member, welcome) = match super::read_hello(hello)? {
             SchedulerHello::Frontend(hello) => {
                 let link_address = hello.link_address.clone();
@@ -170,7 +177,7 @@ impl Server {
                 return self.peers.welcome(self.cluster.control(), &mut self.connections.endpoint, at_door);
             }
         };
-        self.connections.accept(self.clock.now(), connection, member, welcome);
+        self.connections.accept(self.clock.now(), (connection, peer), member, welcome);
         Ok(())
     }
 

@@ -159,11 +159,12 @@ pub(super) fn run(
     let mut driver =
         ControlDriver { control, port, peers, from_shards, to_shards, to_rank, for_members, bell, clock, era };
     let (heart, mut openness) = (place.vitals.heart("control"), Openness::new(&place.vitals));
-    let mut exit = Exit::new(stop, config.drain_timeout_ms);
+    let (mut exit, mut publisher) = (Exit::new(stop, config.drain_timeout_ms), place.board.publisher());
     loop {
         driver.turn();
         driver.peers.ended()?;
         let now = clock.now();
+        publisher.turn(now, |from| driver.control.snapshot(|member| driver.port.whereabouts(member), from));
         heart.beat(now);
         openness.tell(driver.control.is_open());
         if exit.begins(now) {
@@ -323,7 +324,7 @@ impl ShardDriver {
     fn on_event(&mut self, now: Timestamp, event: Event) {
         match event {
             Event::Incoming { connection, peer, hello } => {
-                if let Err(reason) = self.welcome(connection, &hello) {
+                if let Err(reason) = self.welcome((connection, peer), &hello) {
                     tracing::warn!(%peer, reason, "refused a member");
                     self.port.endpoint.refuse(self.clock.now(), connection, &reason);
                 }
@@ -349,14 +350,14 @@ impl ShardDriver {
         }
     }
 
-    fn welcome(&mut self, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
+    fn welcome(&mut self, (connection, peer): (ConnectionId, SocketAddr), hello: &[u8]) -> Result<(), String> {
         let SchedulerHello::Member(MemberHello { member, pass }) = super::read_hello(hello)? else {
             return Err("this is a ModelThread's address; join at the scheduler's own".to_owned());
         };
         if !self.shard.is_welcome(member, pass) {
             return Err(format!("{member:?} has not joined, or this is not the pass that it was given"));
         }
-        if self.port.accept(self.clock.now(), connection, member, Vec::new()) {
+        if self.port.accept(self.clock.now(), (connection, peer), member, Vec::new()) {
             self.shard.handle_connected(member);
         }
         Ok(())
@@ -450,7 +451,7 @@ impl ControlDriver {
         }
         match event {
             Event::Incoming { connection, peer, hello } => {
-                if let Err(reason) = self.welcome(now, connection, &hello) {
+                if let Err(reason) = self.welcome(now, (connection, peer), &hello) {
                     tracing::warn!(%peer, reason, "refused a peer");
                     self.port.endpoint.refuse(self.clock.now(), connection, &reason);
                 }
@@ -478,7 +479,12 @@ impl ControlDriver {
         }
     }
 
-    fn welcome(&mut self, now: Timestamp, connection: ConnectionId, hello: &[u8]) -> Result<(), String> {
+    fn welcome(
+        &mut self,
+        now: Timestamp,
+        (connection, peer): (ConnectionId, SocketAddr),
+        hello: &[u8],
+    ) -> Result<(), String> {
         let (member, welcome) = match super::read_hello(hello)? {
             SchedulerHello::Frontend(hello) => {
                 let link_address = hello.link_address.clone();
@@ -503,7 +509,7 @@ impl ControlDriver {
         };
         // The ModelThreads hear of it before the member hears where they are.
         self.tell_threads();
-        self.port.accept(self.clock.now(), connection, member, welcome);
+        self.port.accept(self.clock.now(), (connection, peer), member, welcome);
         Ok(())
     }
 }

@@ -148,9 +148,9 @@ fn a_load_hosts_several_versions_and_lets_go_of_those_that_it_does_not_name() {
     let hosted = members.host(&[(backend, vec![version("2", 4.0), version("3", 3.0)])].into());
     assert_eq!(hosted.models, [(backend, ModelId(1)), (backend, ModelId(2))].into());
     assert_eq!((hosted.replaced, hosted.refused), ([(backend, ModelId(0))].into(), BTreeSet::new()));
-    assert_eq!(members.gpus[&one_gpu(&members, backend)].models, [ModelId(0), ModelId(1), ModelId(2)]);
+    assert_eq!(*members.gpus[&one_gpu(&members, backend)].models, [ModelId(0), ModelId(1), ModelId(2)]);
     assert!(members.let_go(backend, ModelId(0)));
-    assert_eq!(members.gpus[&one_gpu(&members, backend)].models, [ModelId(1), ModelId(2)]);
+    assert_eq!(*members.gpus[&one_gpu(&members, backend)].models, [ModelId(1), ModelId(2)]);
     let alpha = |model: usize| members.models[model].profile.latency(2) - members.models[model].profile.latency(1);
     assert_eq!((alpha(1), alpha(2)), (Span::from_millis(4), Span::from_millis(3)), "each has its own l(b)");
     assert_eq!(members.withdraw("m"), [(backend, ModelId(1)), (backend, ModelId(2))].into());

@@ -1,0 +1,423 @@
+//! The cluster for operators: `GET /v2/cluster` at a scheduler's `[admin] http`, in pages of bounded size. All is
+//! worked out from what control has left on the [`Board`], on the listener's thread.
+
+use std::{cell::RefCell, sync::Arc};
+
+use proto::{ModelId, Timestamp, weights::PAGE_BYTES};
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::{BackendShown, Board, FrontendShown, GpuShown, MemberState, ModelName, SchedulerState, Snapshot};
+
+/// Where it is told.
+pub const PATH: &str = "/v2/cluster";
+/// Frontends, and backends, of one page.
+const MEMBERS_PER_PAGE: usize = 200;
+/// Models of one page.
+const MODELS_PER_PAGE: usize = 1_000;
+/// Names of models that only one backend hosts which are told with it.
+const ONLY_HERE_NAMED: usize = 3;
+
+/// One page. Members, and models, come in the order of their ids; counts are of all pages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClusterPage {
+    /// Which page it is, from 0.
+    pub page: usize,
+    /// How many there are.
+    pub pages: usize,
+    /// How long ago the scheduler has told so.
+    pub age_ms: f64,
+    /// What operators call the scheduler that tells.
+    pub scheduler: String,
+    /// Which network it is on.
+    pub arm: String,
+    /// It is the primary.
+    pub is_primary: bool,
+    /// The epoch of the primary, as far as it is known.
+    pub epoch: String,
+    /// All schedulers.
+    pub schedulers: Vec<SchedulerRow>,
+    /// How many there are of each.
+    pub counts: Counts,
+    /// Of this page.
+    pub frontends: Vec<FrontendRow>,
+    /// Of this page.
+    pub backends: Vec<BackendRow>,
+    /// Of this page.
+    pub models: Vec<ModelRow>,
+}
+
+/// How many there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Frontends.
+    pub frontends: usize,
+    /// Backends.
+    pub backends: usize,
+    /// Their GPUs.
+    pub gpus: usize,
+    /// Models with their versions, those that nobody hosts any more among them.
+    pub models: usize,
+    /// Of these, those that a live backend hosts.
+    pub models_hosted: usize,
+}
+
+/// A scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SchedulerRow {
+    /// Its `listen`.
+    pub address: String,
+    /// `primary`, `standby`, `starting` or `unreachable`.
+    pub state: String,
+}
+
+/// A frontend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrontendRow {
+    /// What operators call it.
+    pub name: String,
+    /// Its id.
+    pub id: u32,
+    /// `joining`, `unlinked` or `serving`.
+    pub state: String,
+    /// It obeys this scheduler.
+    pub obeys: bool,
+    /// What its connection came from.
+    pub address: Option<String>,
+    /// Its arm, and where its packets arrive.
+    pub path: Option<String>,
+}
+
+/// A backend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendRow {
+    /// What operators call it.
+    pub name: String,
+    /// Its id.
+    pub id: u32,
+    /// `joining`, `unlinked`, `serving` or `leaving`.
+    pub state: String,
+    /// It obeys this scheduler.
+    pub obeys: bool,
+    /// What its connection came from.
+    pub address: Option<String>,
+    /// Its arm, and where its packets arrive.
+    pub path: Option<String>,
+    /// Frontends that it is linked to.
+    pub links: usize,
+    /// Its GPUs.
+    pub gpus: Vec<GpuRow>,
+    /// Models, with their versions, that it hosts.
+    pub models: usize,
+    /// Every model that it hosts is hosted by another live backend.
+    pub safe_to_remove: bool,
+    /// Of its models, how many no other live backend hosts.
+    pub only_here: usize,
+    /// The first of these.
+    pub only_here_first: Vec<String>,
+    /// Of GPUs whose memory holds but a part of what they host.
+    pub weights: WeightsRow,
+}
+
+/// Memory for weights at a backend, and what has become of weights there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightsRow {
+    /// Bytes for weights in its GPUs' memories.
+    pub gpu_bytes: u64,
+    /// Of these, those that something is in.
+    pub gpu_bytes_used: u64,
+    /// Bytes for weights in its host's memory, if that is bounded.
+    pub host_bytes: u64,
+    /// Of these, those that something is in.
+    pub host_bytes_used: u64,
+    /// Loads into a GPU's memory.
+    pub loads: u64,
+    /// Loads that failed.
+    pub failed: u64,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuRow {
+    /// Its place at its backend.
+    pub index: usize,
+    /// What planners call it.
+    pub id: u32,
+    /// `serving`, `idle` (no plan goes there) or `unusable`.
+    pub state: String,
+    /// Models, with their versions, that it hosts.
+    pub models: usize,
+    /// Bytes for weights in its memory, if that holds but a part of what it hosts.
+    pub weights_bytes: Option<u64>,
+}
+
+/// A model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelRow {
+    /// As in the repository.
+    pub name: String,
+    /// As in the repository.
+    pub version: String,
+    /// Live backends that host it.
+    pub backends: u32,
+    /// GPUs of these that do.
+    pub gpus: u32,
+}
+
+/// Tells of the cluster, page by page.
+pub struct Status {
+    board: Board,
+    /// What operators call the scheduler.
+    name: String,
+    arm: String,
+    /// All schedulers, by rank.
+    schedulers: Vec<String>,
+    told: RefCell<Told>,
+}
+
+/// What was worked out from the newest snapshot.
+#[derive(Debug, Default)]
+struct Told {
+    snapshot: Arc<Snapshot>,
+    models: Vec<ModelName>,
+    hosts: Hosts,
+}
+
+impl Status {
+    /// Of the scheduler that operators call `name`, on this arm, as one of these.
+    #[must_use]
+    pub fn new(board: Board, name: String, arm: String, schedulers: Vec<String>) -> Self {
+        Self { board, name, arm, schedulers, told: RefCell::default() }
+    }
+
+    /// The page that a query asks for (`page=N`), as JSON.
+    ///
+    /// # Errors
+    /// One line that says what was found and expected.
+    pub fn page(&self, now: Timestamp, query: &str) -> Result<String, String> {
+        let page = page_asked(query)?;
+        let told = &mut *self.told.borrow_mut();
+        let known = told.models.len();
+        let (taken_at, snapshot) =
+            self.board.newest(&mut told.models).ok_or("the scheduler has not told of itself yet; try again")?;
+        if !Arc::ptr_eq(&snapshot, &told.snapshot) || known != told.models.len() {
+            told.hosts = Hosts::of(&snapshot, told.models.len());
+            told.snapshot = snapshot;
+        }
+        let page = self.cut(told, page, (now - taken_at).as_millis_f64());
+        let pages = page.pages;
+        if page.page >= pages {
+            return Err(format!("page: found {}, expected one below {pages}", page.page));
+        }
+        Ok(serde_json::to_string(&page).expect("its keys are names") + "\n")
+    }
+
+    fn cut(&self, told: &Told, page: usize, age_ms: f64) -> ClusterPage {
+        let Told { snapshot, models, hosts } = told;
+        let counts = Counts {
+            frontends: snapshot.frontends.len(),
+            backends: snapshot.backends.len(),
+            gpus: snapshot.backends.iter().map(|backend| backend.gpus.len()).sum(),
+            models: models.len(),
+            models_hosted: hosts.backends.iter().filter(|hosts| **hosts > 0).count(),
+        };
+        let of_members = counts.frontends.max(counts.backends).div_ceil(MEMBERS_PER_PAGE);
+        let pages = of_members.max(counts.models.div_ceil(MODELS_PER_PAGE)).max(1);
+        let state = |(address, state): (&String, &SchedulerState)| SchedulerRow {
+            address: address.clone(),
+            state: word_of_scheduler(*state).to_owned(),
+        };
+        let own = snapshot.schedulers.get(usize::from(snapshot.rank));
+        let backends = (0..).zip(&snapshot.backends).skip(page.saturating_mul(MEMBERS_PER_PAGE));
+        ClusterPage {
+            page,
+            pages,
+            age_ms,
+            scheduler: self.name.clone(),
+            arm: self.arm.clone(),
+            is_primary: own == Some(&SchedulerState::Primary),
+            epoch: snapshot.epoch.to_string(),
+            schedulers: self.schedulers.iter().zip(&snapshot.schedulers).map(state).collect(),
+            counts,
+            frontends: cut(&snapshot.frontends, page, MEMBERS_PER_PAGE).iter().map(frontend_row).collect(),
+            backends: backends
+                .take(MEMBERS_PER_PAGE)
+                .map(|(index, backend)| backend_row(backend, &hosts.only_here[index], models))
+                .collect(),
+            models: (page.saturating_mul(MODELS_PER_PAGE)..models.len())
+                .take(MODELS_PER_PAGE)
+                .map(|id| {
+                    let (name, version) = models[id].clone();
+                    ModelRow { name, version, backends: hosts.backends[id], gpus: hosts.gpus[id] }
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Which page a query asks for; the first, if it does not say.
+fn page_asked(query: &str) -> Result<usize, String> {
+    let Some(found) = query.split('&').find_map(|pair| pair.strip_prefix("page=")) else { return Ok(0) };
+    found.parse().map_err(|_| format!("page: found `{}`, expected a number", found.escape_debug()))
+}
+
+fn cut<T>(all: &[T], page: usize, size: usize) -> &[T] {
+    let rest = all.get(page.saturating_mul(size)..).unwrap_or_default();
+    &rest[..rest.len().min(size)]
+}
+
+/// Who hosts what.
+#[derive(Debug, Default)]
+struct Hosts {
+    /// By model: live backends that host it.
+    backends: Vec<u32>,
+    /// By model: usable GPUs of these.
+    gpus: Vec<u32>,
+    /// By place of the backend: what it hosts and no other live backend does, and how much it hosts.
+    only_here: Vec<OnlyHere>,
+}
+
+#[derive(Debug, Default)]
+struct OnlyHere {
+    first: Vec<ModelId>,
+    count: usize,
+    hosted: usize,
+}
+
+impl Hosts {
+    fn of(snapshot: &Snapshot, models: usize) -> Self {
+        let mut hosts = Self { backends: vec![0; models], gpus: vec![0; models], only_here: Vec::new() };
+        let (mut seen, mut usable) = (Seen::new(models), Seen::new(models));
+        for backend in snapshot.backends.iter().filter(|backend| is_live(backend)) {
+            seen.begin();
+            for &ModelId(model) in backend.gpus.iter().filter(|gpu| gpu.is_usable).flat_map(|gpu| &*gpu.models) {
+                // Names come with the snapshot that has their ids.
+                let model = model as usize;
+                hosts.gpus[model] += 1;
+                hosts.backends[model] += u32::from(seen.is_first(model));
+            }
+        }
+        for backend in &snapshot.backends {
+            usable.begin();
+            let live = backend.gpus.iter().filter(|gpu| gpu.is_usable && is_live(backend));
+            live.flat_map(|gpu| &*gpu.models).for_each(|model| {
+                usable.is_first(model.0 as usize);
+            });
+            seen.begin();
+            let mut only_here = OnlyHere::default();
+            for &model in backend.gpus.iter().flat_map(|gpu| &*gpu.models) {
+                let id = model.0 as usize;
+                if !seen.is_first(id) {
+                    continue;
+                }
+                only_here.hosted += 1;
+                if hosts.backends[id] == u32::from(usable.has(id)) {
+                    only_here.count += 1;
+                    only_here.first.extend(Some(model).filter(|_| only_here.first.len() < ONLY_HERE_NAMED));
+                }
+            }
+            hosts.only_here.push(only_here);
+        }
+        hosts
+    }
+}
+
+/// Models of one backend after another.
+struct Seen {
+    /// By model: in which round it was seen last.
+    last: Vec<u32>,
+    round: u32,
+}
+
+impl Seen {
+    fn new(models: usize) -> Self {
+        Self { last: vec![0; models], round: 0 }
+    }
+
+    /// The next backend's.
+    fn begin(&mut self) {
+        self.round += 1;
+    }
+
+    fn is_first(&mut self, model: usize) -> bool {
+        std::mem::replace(&mut self.last[model], self.round) != self.round
+    }
+
+    fn has(&self, model: usize) -> bool {
+        self.last[model] == self.round
+    }
+}
+
+/// Whether plans go there, or would if this scheduler were the primary.
+fn is_live(backend: &BackendShown) -> bool {
+    backend.state == MemberState::Serving
+}
+
+fn frontend_row(frontend: &FrontendShown) -> FrontendRow {
+    let FrontendShown { id, name, at, state, obeys } = frontend;
+    FrontendRow {
+        name: name.clone(),
+        id: *id,
+        state: word(*state).to_owned(),
+        obeys: *obeys,
+        address: at.map(|at| at.address.to_string()),
+        path: at.and_then(|at| at.path).map(|path| path.to_string()),
+    }
+}
+
+fn backend_row(backend: &BackendShown, only_here: &OnlyHere, models: &[ModelName]) -> BackendRow {
+    let BackendShown { id, name, at, state, obeys, links, weights, gpus } = backend;
+    let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES);
+    BackendRow {
+        name: name.clone(),
+        id: *id,
+        state: word(*state).to_owned(),
+        obeys: *obeys,
+        address: at.map(|at| at.address.to_string()),
+        path: at.and_then(|at| at.path).map(|path| path.to_string()),
+        links: *links,
+        gpus: gpus.iter().enumerate().map(gpu_row).collect(),
+        models: only_here.hosted,
+        safe_to_remove: only_here.count == 0,
+        only_here: only_here.count,
+        only_here_first: only_here.first.iter().map(|model| models[model.0 as usize].0.clone()).collect(),
+        weights: WeightsRow {
+            gpu_bytes: bytes(weights.pages),
+            gpu_bytes_used: bytes(weights.pages_used),
+            host_bytes: bytes(weights.host_pages),
+            host_bytes_used: bytes(weights.host_pages_used),
+            loads: weights.loads,
+            failed: weights.failed,
+        },
+    }
+}
+
+fn gpu_row((index, gpu): (usize, &GpuShown)) -> GpuRow {
+    let state = match (gpu.is_usable, gpu.is_planned) {
+        (false, _) => "unusable",
+        (true, false) => "idle",
+        (true, true) => "serving",
+    };
+    let weights_bytes = gpu.pages.map(|pages| u64::from(pages) * PAGE_BYTES);
+    GpuRow { index, id: gpu.id.0, state: state.to_owned(), models: gpu.models.len(), weights_bytes }
+}
+
+fn word(state: MemberState) -> &'static str {
+    match state {
+        MemberState::Joining => "joining",
+        MemberState::Unlinked => "unlinked",
+        MemberState::Serving => "serving",
+        MemberState::Leaving => "leaving",
+    }
+}
+
+fn word_of_scheduler(state: SchedulerState) -> &'static str {
+    match state {
+        SchedulerState::Primary => "primary",
+        SchedulerState::Standby => "standby",
+        SchedulerState::Starting => "starting",
+        SchedulerState::Unreachable => "unreachable",
+    }
+}
+
+#[cfg(test)]
+mod tests;

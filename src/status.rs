@@ -1,0 +1,259 @@
+//! `status`: what a scheduler knows of its cluster, for people or as JSON. Part of the driver: one connection at a
+//! time, and a clock.
+#![allow(clippy::disallowed_methods)] // Has a socket and waits, in real time.
+
+use std::{
+    fmt::Write as _,
+    io::{Read as _, Write as _},
+    net::{TcpStream, ToSocketAddrs as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use scheduler::{
+    config::Config,
+    status::{BackendRow, ClusterPage, PATH, WeightsRow},
+};
+
+use crate::config_file::read_config;
+
+/// Arguments of `status`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A scheduler's `admin.http`; of several the primary's answer is shown
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "config")]
+    scheduler: Vec<String>,
+    /// A scheduler's configuration file (TOML), which has its `admin.http`
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One JSON object on stdout
+    #[arg(long)]
+    json: bool,
+    /// All models, too
+    #[arg(long)]
+    models: bool,
+}
+
+/// How long a scheduler may take to connect, and then to answer: it does so on a thread of its own.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of a page that are read.
+const PAGE_BYTES_MAX: u64 = 32 << 20;
+/// Pages that are read: as many as have all models that a scheduler takes.
+const PAGES_MAX: usize = 128;
+
+/// Asks, and prints what was answered.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut schedulers = args.scheduler.clone();
+    if let Some(file) = &args.config {
+        let config: Config = read_config(file)?;
+        let expected = "expected `http = \"ADDRESS\"`, where the scheduler tells of its cluster";
+        let admin =
+            config.admin.ok_or_else(|| anyhow!("--config: {}: admin: not found, {expected}", file.display()))?;
+        schedulers.push(admin.http.to_string());
+    }
+    let cluster = ask_all(&schedulers)?;
+    let text = if args.json { serde_json::to_string(&cluster)? + "\n" } else { table(&cluster, args.models) };
+    // A reader that has seen enough (`| head`) is no error.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// What the primary answers, or else the first that does.
+fn ask_all(schedulers: &[String]) -> Result<ClusterPage> {
+    let (mut other, mut failed) = (None, None);
+    for scheduler in schedulers {
+        match whole(scheduler).with_context(|| format!("scheduler {scheduler}")) {
+            Ok(cluster) if cluster.is_primary => return Ok(cluster),
+            Ok(cluster) => other = other.or(Some(cluster)),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    other.ok_or_else(|| failed.unwrap_or_else(|| anyhow!("--scheduler: found none, expected an address")))
+}
+
+/// All pages of a scheduler as one.
+fn whole(scheduler: &str) -> Result<ClusterPage> {
+    let address = scheduler.strip_prefix("http://").unwrap_or(scheduler).trim_end_matches('/');
+    let mut cluster = page(address, 0)?;
+    ensure!(cluster.pages <= PAGES_MAX, "found {} pages, expected at most {PAGES_MAX}", cluster.pages);
+    for number in 1..cluster.pages {
+        let mut more = page(address, number)?;
+        cluster.frontends.append(&mut more.frontends);
+        cluster.backends.append(&mut more.backends);
+        cluster.models.append(&mut more.models);
+    }
+    cluster.pages = 1;
+    Ok(cluster)
+}
+
+fn page(address: &str, number: usize) -> Result<ClusterPage> {
+    let found = address.to_socket_addrs().context("expected ip:port or name:port")?.next();
+    let at = found.ok_or_else(|| anyhow!("the name has no address"))?;
+    let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("GET {PATH}?page={number} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.take(PAGE_BYTES_MAX).read_to_string(&mut answer).context("no answer")?;
+    body(&answer)
+}
+
+/// What stands in an answer.
+fn body(answer: &str) -> Result<ClusterPage> {
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| anyhow!("found no answer in HTTP"))?;
+    let status = head.split(' ').nth(1).unwrap_or_default();
+    match status {
+        "200" => serde_json::from_str(body).context("its answer is of another version"),
+        "404" => bail!("nothing is at {PATH}: expected a scheduler's `admin.http`"),
+        _ => bail!("{}", body.lines().next().unwrap_or_default()),
+    }
+}
+
+fn table(cluster: &ClusterPage, with_models: bool) -> String {
+    let ClusterPage { counts, scheduler, epoch, arm, .. } = cluster;
+    let standing = if cluster.is_primary { "the primary" } else { "not the primary" };
+    let mut text = format!("{scheduler}, {standing}, arm {arm}: epoch {epoch}, {:.1} s ago\n", cluster.age_ms / 1e3);
+    for row in &cluster.schedulers {
+        let _ = writeln!(text, "scheduler {} {}", row.address, row.state);
+    }
+    let _ = writeln!(
+        text,
+        "{} frontends, {} backends, {} GPUs, {} of {} models hosted\n",
+        counts.frontends, counts.backends, counts.gpus, counts.models_hosted, counts.models
+    );
+    let header = ["ROLE", "NAME", "ID", "STATE", "ADDRESS", "PATH", "GPUS", "MODELS", "WEIGHTS", "SAFE TO REMOVE"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    for row in &cluster.frontends {
+        let (address, path) = (or_none(&row.address), or_none(&row.path));
+        let id = row.id.to_string();
+        rows.push(vec!["frontend".to_owned(), row.name.clone(), id, row.state.clone(), address, path]);
+    }
+    for row in &cluster.backends {
+        let serving = row.gpus.iter().filter(|gpu| gpu.state == "serving").count();
+        rows.push(vec![
+            "backend".to_owned(),
+            row.name.clone(),
+            row.id.to_string(),
+            row.state.clone(),
+            or_none(&row.address),
+            or_none(&row.path),
+            format!("{serving}/{}", row.gpus.len()),
+            row.models.to_string(),
+            weights(row.weights),
+            safety(row),
+        ]);
+    }
+    text += &aligned(&rows);
+    if with_models {
+        let mut rows = vec![["MODEL", "VERSION", "BACKENDS", "GPUS"].map(str::to_owned).to_vec()];
+        rows.extend(
+            cluster
+                .models
+                .iter()
+                .map(|row| vec![row.name.clone(), row.version.clone(), row.backends.to_string(), row.gpus.to_string()]),
+        );
+        text += &format!("\n{}", aligned(&rows));
+    }
+    text
+}
+
+fn safety(backend: &BackendRow) -> String {
+    if backend.safe_to_remove {
+        return "yes".to_owned();
+    }
+    let (first, count) = (backend.only_here_first.join(", "), backend.only_here);
+    let more = if count > backend.only_here_first.len() { ", .." } else { "" };
+    format!("no: only here {count} ({first}{more})")
+}
+
+fn weights(weights: WeightsRow) -> String {
+    if weights.gpu_bytes == 0 {
+        return "all there".to_owned();
+    }
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    format!("{:.1} of {:.1} GiB", gib(weights.gpu_bytes_used), gib(weights.gpu_bytes))
+}
+
+/// Columns as wide as what is in them.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::status::{Counts, GpuRow, ModelRow, SchedulerRow};
+
+    use super::*;
+
+    fn cluster() -> ClusterPage {
+        let gpu = |index, state: &str| GpuRow { index, id: 7, state: state.to_owned(), models: 2, weights_bytes: None };
+        let backend = BackendRow {
+            name: "gpus".to_owned(),
+            id: 12,
+            state: "serving".to_owned(),
+            obeys: true,
+            address: Some("10.0.0.3:40000".to_owned()),
+            path: None,
+            links: 1,
+            gpus: vec![gpu(0, "serving"), gpu(1, "unusable")],
+            models: 2,
+            safe_to_remove: false,
+            only_here: 4,
+            only_here_first: vec!["a".to_owned(), "b".to_owned()],
+            weights: WeightsRow {
+                gpu_bytes: 8 << 30,
+                gpu_bytes_used: 3 << 30,
+                host_bytes: 0,
+                host_bytes_used: 0,
+                loads: 0,
+                failed: 0,
+            },
+        };
+        let models = vec![ModelRow { name: "a".to_owned(), version: "1".to_owned(), backends: 1, gpus: 2 }];
+        ClusterPage {
+            page: 0,
+            pages: 1,
+            age_ms: 149.0,
+            scheduler: "rack7".to_owned(),
+            arm: "soft".to_owned(),
+            is_primary: true,
+            epoch: "3.0".to_owned(),
+            schedulers: vec![SchedulerRow { address: "10.0.0.1:7400".to_owned(), state: "primary".to_owned() }],
+            counts: Counts { frontends: 0, backends: 1, gpus: 2, models: 2, models_hosted: 2 },
+            frontends: Vec::new(),
+            backends: vec![backend],
+            models,
+        }
+    }
+
+    #[test]
+    fn people_get_a_table() {
+        let text = table(&cluster(), true);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "rack7, the primary, arm soft: epoch 3.0, 0.1 s ago");
+        assert_eq!(lines[1], "scheduler 10.0.0.1:7400 primary");
+        let expected = "backend  gpus  12  serving  10.0.0.3:40000  -     1/2   2       3.0 of 8.0 GiB  no: only here";
+        assert_eq!(lines[5], format!("{expected} 4 (a, b, ..)"), "{text}");
+        assert_eq!(lines.last(), Some(&"a      1        1         2"), "{text}");
+    }
+
+    #[test]
+    fn answers_are_read_or_refused_in_one_line() {
+        let json = serde_json::to_string(&cluster()).unwrap();
+        assert_eq!(body(&format!("HTTP/1.1 200 OK\r\na: b\r\n\r\n{json}")).unwrap(), cluster());
+        let wrong = |answer: &str| body(answer).unwrap_err().to_string();
+        assert!(wrong("HTTP/1.1 404 Not Found\r\n\r\n").contains("expected a scheduler's `admin.http`"));
+        assert_eq!(wrong("HTTP/1.1 400 Bad Request\r\n\r\ntry again\n"), "try again");
+        assert_eq!(wrong("SSH-2.0\r\n"), "found no answer in HTTP");
+        assert_eq!(wrong("HTTP/1.1 200 OK\r\n\r\n{}"), "its answer is of another version");
+    }
+}
