@@ -27,7 +27,7 @@ use std::{
 };
 
 use proto::{
-    BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp,
+    BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp, Wait,
     backend_to_frontend::{AnswerHeader, LinkHello, LinkWelcome},
     backend_to_scheduler::{BackendToControl, BackendToModelThread},
     brought::{Brought, CONFIG_BYTES_MAX},
@@ -760,6 +760,10 @@ impl Core {
                 self.outputs.push_back(write);
             }
             Action::Execute { .. } => self.execute(now, gpu, action),
+            Action::TellWaited(frontend) => {
+                let text = format_args!("its READs or WRITEs were waited for for {}", Wait::Input.bound());
+                self.told.transfers.note(frontend, text);
+            }
             Action::TakeBack => self.outputs.push_back(Output::TakeBack { gpu }),
             Action::Report(report) => self.report_to_thread(report),
         }

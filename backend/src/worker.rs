@@ -10,7 +10,8 @@
 //! A plan waits for a staging buffer, fetches its inputs, starts in `[exec_at, latest]` or is rejected (Clockwork,
 //! section 4.4), and pushes an answer for each of its tasks. Its buffer is given to another plan when the last READ
 //! into it and the last WRITE from it have ended, however they ended. A task whose input is not there does not hold up
-//! its batch: the first half of the window is kept for stragglers, then the batch starts without them.
+//! its batch: the first half of the window is kept for stragglers, or a quarter of a second where the window is long,
+//! then the batch starts without them. What one frontend keeps under way holds up no other one for long ([`shares`]).
 //!
 //! A task whose client hung up is dropped from its batch until it executes: its input is not fetched, or, if that is
 //! under way, not used. Only when no READ is outstanding is it reported, because its slot is free from then on.
@@ -27,6 +28,7 @@
 
 mod batch;
 mod handover;
+mod shares;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -34,7 +36,7 @@ use std::{
 };
 
 use proto::{
-    FrontendId, LatencyProfile, LinkId, ModelId, PlanId, Span, TaskId, Timestamp,
+    FrontendId, LatencyProfile, LinkId, ModelId, PlanId, Span, TaskId, Timestamp, Wait,
     backend_to_frontend::{ANSWER_HEADER_BYTES, AnswerHeader, AnswerStatus},
     backend_to_scheduler::{BackendToModelThread, PlanOutcome, Undelivered},
     scheduler_to_backend::{BatchPlan, PlannedTask},
@@ -53,6 +55,10 @@ use handover::Handed;
 /// Plans that wait for a staging buffer. The scheduler has about two plans of a GPU under way; more than these only
 /// queue when frontends stopped acknowledging, and every buffer waits for their transfers to fail.
 pub const WAITING_MAX: usize = 16;
+/// How long inputs are waited for.
+const INPUT_WAIT: Span = Wait::Input.bound();
+/// Buffers in which one frontend's transfers may be under way, where there are others.
+const HELD_MAX: usize = BUFFERS / 2;
 
 /// What the driver must do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,6 +117,8 @@ pub enum Action {
     TakeBack,
     /// WRITE_WITH_IMM the answer of a run into its slots; then call [`Worker::handle_pushed`].
     Push(Push),
+    /// Say in the log that a frontend's transfers were waited for as long as that may last.
+    TellWaited(FrontendId),
     /// Tell the scheduler.
     Report(BackendToModelThread),
 }
@@ -304,6 +312,8 @@ struct Task {
     link: LinkId,
     /// Tasks of the outstanding transfer that has this one's name.
     run: u16,
+    /// When its READ or WRITE began.
+    since: Timestamp,
     /// Whether that is the READ of their guards.
     of_guards: bool,
     /// The first task of the READ that has fetched its input, if inputs are records.
@@ -488,6 +498,7 @@ impl Worker {
 
     /// The guards of a run have been READ, and say this.
     pub fn handle_guards(&mut self, now: Timestamp, place: Place, words: &[u64]) {
+        self.looked_at = now;
         let batch = self.batch_mut(place.buffer);
         let (mut fit, mut stragglers, mut dropped) = (Vec::new(), Vec::new(), Vec::new());
         let plan = batch.plan.plan;
@@ -525,6 +536,7 @@ impl Worker {
 
     /// A READ ended, for all tasks of its run.
     pub fn handle_fetched(&mut self, now: Timestamp, place: Place, arrived: bool) {
+        self.looked_at = now;
         let batch = self.batch_mut(place.buffer);
         let mut stragglers = Vec::new();
         let mut cancelled = Vec::new();
@@ -540,6 +552,7 @@ impl Worker {
                     batch.tasks[index].progress = Progress::Fetched;
                     batch.fetched_at = now;
                 }
+                Progress::Straggling if now < batch.stragglers_until() => batch.give_back(index),
                 Progress::Straggling => stragglers.push(index),
                 progress => unreachable!("a READ ended for a task that is {progress:?}"),
             }
@@ -552,6 +565,7 @@ impl Worker {
 
     /// An execution ended: of what the GPU has, the one that it was given first.
     pub fn handle_executed(&mut self, now: Timestamp, execution: Execution) {
+        self.looked_at = now;
         let buffer = self.on_handed_ended(now);
         let batch = self.batch_mut(buffer);
         if std::mem::replace(&mut batch.phase, Phase::Answering) == Phase::Abandoned {
@@ -630,10 +644,7 @@ impl Worker {
     /// What a batch was to execute runs elsewhere: no link is to blame.
     fn give_up(&mut self, now: Timestamp, buffer: usize, outcome: PlanOutcome) {
         let batch = self.batch_mut(buffer);
-        for index in batch.indexes_in(Progress::Executing) {
-            batch.tasks[index].link = LinkId::NONE;
-            batch.end_undelivered(index);
-        }
+        batch.indexes_in(Progress::Executing).into_iter().for_each(|index| batch.give_back(index));
         self.report_done(buffer, outcome);
         self.on_change(now);
     }
@@ -664,7 +675,7 @@ impl Worker {
         let starts = self.next_start().map(|(_, at)| at);
         let pending = self.waiting.iter().chain(self.buffers.iter().flatten());
         let rejections = pending.filter(|batch| batch.phase == Phase::Pending).map(Batch::reject_at);
-        let handed = [self.queues_at(), self.asks_back_at()].into_iter().flatten();
+        let handed = [self.queues_at(), self.asks_back_at(), self.lets_in_at()].into_iter().flatten();
         starts.into_iter().chain(rejections).chain(handed).min().unwrap_or(Timestamp::NEVER)
     }
 
@@ -679,7 +690,7 @@ impl Worker {
             self.reject_overdue(now);
             self.start_next(now);
             self.release_buffers();
-            if !self.admit_next() {
+            if !self.admit_next(now) {
                 break;
             }
         }
@@ -716,10 +727,17 @@ impl Worker {
         }
     }
 
-    /// Gives the oldest waiting plan a free buffer; false if there is none of either.
-    fn admit_next(&mut self) -> bool {
+    /// Gives the oldest waiting plan that can have one a free buffer; false if there is none of either.
+    fn admit_next(&mut self, now: Timestamp) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
         let Some(buffer) = self.buffers.iter().position(Option::is_none) else { return false };
-        let Some(batch) = self.waiting.pop_front() else { return false };
+        let shares = self.shares(now);
+        let Some(next) = self.waiting.iter().position(|batch| shares.let_in(batch)) else { return false };
+        let Some(mut batch) = self.waiting.remove(next) else { return false };
+        let left_out = batch.leave_out(&shares);
+        self.tell_waited(left_out);
         let given_up = batch.phase == Phase::Answering;
         let waiting = batch.indexes_in(Progress::Waiting);
         self.buffers[buffer] = Some(batch);
@@ -751,12 +769,12 @@ impl Worker {
     }
 
     fn fetch_guards(&mut self, buffer: usize, indexes: &[usize]) {
-        let gpu = self.gpu;
+        let (gpu, now) = (self.gpu, self.looked_at);
         let batch = self.batch_mut(buffer);
         let model = batch.plan.model;
         let mut actions = VecDeque::new();
         for run in batch.runs(indexes, |_| GUARD_BYTES) {
-            batch.begin_transfer(run.clone(), Progress::Guarding);
+            batch.begin_transfer(now, run.clone(), Progress::Guarding);
             batch.tasks[run.start].of_guards = true;
             let place = Place { gpu, buffer, task: run.start };
             let PlannedTask { task, slot, .. } = batch.plan.tasks[run.start];
@@ -766,12 +784,12 @@ impl Worker {
     }
 
     fn fetch_inputs(&mut self, buffer: usize, indexes: &[usize]) {
-        let gpu = self.gpu;
+        let (gpu, now) = (self.gpu, self.looked_at);
         let batch = self.batch_mut(buffer);
         let model = batch.plan.model;
         let mut actions = VecDeque::new();
         for run in batch.runs(indexes, |index| batch.plan.tasks[index].slot.input_bytes as usize) {
-            batch.begin_transfer(run.clone(), Progress::Fetching);
+            batch.begin_transfer(now, run.clone(), Progress::Fetching);
             let place = Place { gpu, buffer, task: run.start };
             let PlannedTask { task, slot, .. } = batch.plan.tasks[run.start];
             let (input_offset, input_bytes) = (slot.input_offset, slot.input_bytes);
@@ -781,11 +799,11 @@ impl Worker {
     }
 
     fn answer(&mut self, buffer: usize, indexes: &[usize], answer: &Answer) {
-        let gpu = self.gpu;
+        let (gpu, now) = (self.gpu, self.looked_at);
         let batch = self.batch_mut(buffer);
         let mut actions = VecDeque::new();
         for run in batch.runs(indexes, |_| batch.model.output_bytes) {
-            batch.begin_transfer(run.clone(), Progress::Answering);
+            batch.begin_transfer(now, run.clone(), Progress::Answering);
             let place = Place { gpu, buffer, task: run.start };
             let PlannedTask { task, attempt, slot, .. } = batch.plan.tasks[run.start];
             let (header, text) = batch.header(place, run.len(), answer);
@@ -800,6 +818,13 @@ impl Worker {
             }));
         }
         self.actions.append(&mut actions);
+    }
+
+    fn tell_waited(&mut self, frontend: Option<FrontendId>) {
+        if let Some(frontend) = frontend {
+            Wait::Input.note_reached();
+            self.actions.push_back(Action::TellWaited(frontend));
+        }
     }
 
     fn report_done(&mut self, buffer: usize, outcome: PlanOutcome) {

@@ -70,6 +70,8 @@ pub(super) struct BackendNode {
     pub(super) trouble: Trouble,
     /// The first task of each READ of guards, by its token.
     guarded: BTreeMap<u64, TaskId>,
+    /// As [`Mutation::SkipWrite`] says.
+    pub(super) lies: bool,
 }
 
 /// A session with a scheduler; none while the next is waited for.
@@ -139,6 +141,7 @@ impl BackendNode {
             released: Vec::new(),
             trouble: Trouble::None,
             guarded: BTreeMap::new(),
+            lies: false,
         }
     }
 
@@ -305,6 +308,11 @@ impl BackendNode {
                 if let Some(text) = text {
                     let at = transfer.local_offset + ANSWER_HEADER_BYTES;
                     env.network.write_arena(node, at, text.as_bytes());
+                }
+                if self.lies && env.chance(20) {
+                    env.trace(node, || "does not write that".to_owned());
+                    return core
+                        .handle_event(now, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
                 }
                 let bytes = env.network.arena(node)[transfer.local_offset..][..transfer.bytes].to_owned();
                 if env.write_with_immediate(connection, ((task, tasks), transfer, immediate), &bytes).is_err() {

@@ -486,6 +486,8 @@ fn kind(error: &InferError) -> &'static str {
         InferError::ArenaFull { .. } => "ArenaFull",
         InferError::ArenaShare { .. } => "ArenaShare",
         InferError::Failed(_) => "Failed",
+        InferError::NotWritten { .. } => "NotWritten",
+        InferError::NoAnswer { .. } => "NoAnswer",
         _ => "Other",
     }
 }

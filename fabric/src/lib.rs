@@ -194,10 +194,12 @@ impl Fabric {
             let host_pages = options.seed.is_multiple_of(8).then_some(gpus * models::WEIGHTS.pages);
             BackendNode::new(node, &schedulers, gpus, (memory_pages, host_pages), env)
         };
+        let mut backend_nodes: Vec<BackendNode> = backends.iter().map(|node| new_backend(&mut env, node)).collect();
+        backend_nodes[0].lies = options.mutation == Some(Mutation::SkipWrite);
         Self {
             schedulers: schedulers.iter().enumerate().map(new_scheduler).collect(),
             frontends: frontends.iter().map(|&node| FrontendNode::new(node, &schedulers)).collect(),
-            backends: backends.iter().map(|node| new_backend(&mut env, node)).collect(),
+            backends: backend_nodes,
             roles: Roles { schedulers, frontends, backends },
             requests_until: Timestamp::PAST,
             pairs,

@@ -10,6 +10,8 @@ pub enum Mutation {
     ReuseEarly,
     /// A backend now and then forgets to tell how a plan ended.
     DropOutcome,
+    /// One backend now and then says that it has written an answer, and has not. Frontends find that out.
+    SkipWrite,
     /// A backend believes that every guard names the task that it fetches.
     SkipGuard,
 }

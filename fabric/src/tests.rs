@@ -205,6 +205,30 @@ fn a_guard_that_is_not_looked_at_is_found() {
     assert!(matches!(found(0), Violation::Slot(text) if text.contains("found another input")));
 }
 
+/// A backend that broke its word was believed: its tasks had ended for all but their frontend, so their requests hung
+/// until long after their deadlines, and their slots were lost.
+#[test]
+fn an_answer_that_was_never_written_ends_its_request_and_its_writers_links() {
+    let mut failed = 0;
+    for seed in 0..40 {
+        let faults = FaultKinds::default();
+        let mut fabric = Fabric::new(Options { faults, ..options(seed, Some(Mutation::SkipWrite)) });
+        for index in 0..fabric.env.members.len() {
+            fabric.env.schedule(Timestamp::ZERO, Happening::Start(Node(index)));
+        }
+        fabric.run_until(WARM).unwrap();
+        fabric.serve(WARM + CALM, ENDS).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        fabric.check_settled().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let summary = fabric.summary();
+        assert!(!summary.failed.contains_key("NoAnswer"), "seed {seed}: {summary:?}");
+        failed += summary.failed.get("NotWritten").copied().unwrap_or_default();
+        // The other ones serve, as many as they can.
+        let served = fabric.serve(fabric.env.now + CALM, ENDS).unwrap();
+        assert!(served > 0.25, "seed {seed}: {served}");
+    }
+    assert!(failed > 40, "{failed}");
+}
+
 #[test]
 fn faults_are_told_by_name() {
     assert_eq!("all".parse(), Ok(FaultKinds::ALL));

@@ -12,7 +12,7 @@ mod schedulers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, TaskId, Timestamp,
+    BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, TaskId, Timestamp, Wait,
     backend_to_frontend::{LinkHello, LinkWelcome},
     brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
@@ -20,7 +20,8 @@ use proto::{
     frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, ModelChange, NAME_BYTES_MAX},
     request_times::RequestTimes,
     scheduler_to_frontend::{
-        DropReason, FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad, SchedulerToFrontend,
+        ANSWERED_TASKS_MAX, DropReason, FENCED_TASKS_MAX, ModelState, REASON_BYTES_MAX, SchedulerLoad,
+        SchedulerToFrontend,
     },
     slot::GUARD_BYTES,
 };
@@ -186,11 +187,11 @@ impl Told {
     }
 }
 
-/// A backend that the primary suspects.
+/// A backend that the primary suspects, or that has broken its word to us.
 #[derive(Debug)]
 struct Fence {
-    /// Who asked.
-    connection: ConnectionId,
+    /// Who asked; nobody, if we cut it off ourselves.
+    connection: Option<ConnectionId>,
     backend: BackendId,
     tasks: Vec<TaskId>,
     /// Its links at the time of the fence that are not reported down yet.
@@ -484,6 +485,9 @@ impl Core {
     /// Runs every timer that is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.tasks.handle_timeout(now);
+        for (backend, tasks) in self.tasks.take_missed(now) {
+            self.on_not_written(backend, tasks);
+        }
         self.tend_schedulers(now);
         self.request_clocks(now);
         self.settle(now);
@@ -583,6 +587,7 @@ impl Core {
                 self.words[index].spoken.handle_not_loaded(name, version, reason);
             }
             SchedulerToFrontend::Dropped { .. }
+            | SchedulerToFrontend::Answered { .. }
             | SchedulerToFrontend::Fence { .. }
             | SchedulerToFrontend::ModelChanged { .. } => {
                 if is_primary {
@@ -596,6 +601,11 @@ impl Core {
     fn on_order(&mut self, now: Timestamp, index: usize, connection: ConnectionId, message: SchedulerToFrontend) {
         match message {
             SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(now, task, reason),
+            SchedulerToFrontend::Answered { tasks, .. } if tasks.len() > ANSWERED_TASKS_MAX => {
+                let reason = format!("{} tasks are said to be answered, at most {ANSWERED_TASKS_MAX} fit", tasks.len());
+                self.leave(now, index, &reason);
+            }
+            SchedulerToFrontend::Answered { backend, tasks } => self.tasks.handle_claimed(now, backend, &tasks),
             SchedulerToFrontend::Fence { tasks, .. } if tasks.len() > FENCED_TASKS_MAX => {
                 let reason = format!("a fence asks about {} tasks, at most {FENCED_TASKS_MAX} fit", tasks.len());
                 self.leave(now, index, &reason);
@@ -626,13 +636,33 @@ impl Core {
     fn on_fence(&mut self, connection: ConnectionId, (backend, up_to): (BackendId, LinkId), tasks: Vec<TaskId>) {
         if backend == BackendId::NOBODY {
             tracing::info!("{} tasks are asked about", tasks.len());
-            self.fences.push(Fence { connection, backend, tasks, links: Vec::new() });
+            self.fences.push(Fence { connection: Some(connection), backend, tasks, links: Vec::new() });
             return;
         }
+        tracing::warn!("backend {} is fenced off, {} tasks are asked about", backend.0, tasks.len());
+        self.fence(Some(connection), (backend, up_to), tasks);
+    }
+
+    /// A backend says that it has answered these tasks, and that is not so. It may still write what it likes: its link
+    /// ends for good, and their slots are free once it is down.
+    fn on_not_written(&mut self, backend: BackendId, tasks: Vec<TaskId>) {
+        Wait::Written.note_reached();
+        let count = tasks.len();
+        tracing::warn!(
+            "backend {} says that it has answered {count} tasks, and no answer came: it is not taken any more",
+            backend.0
+        );
+        self.fence(None, (backend, LinkId::ALL), tasks);
+        if let Some(primary) = self.allegiance.primary() {
+            self.sessions[primary].post(&FrontendToControl::Refuses { backend });
+        }
+    }
+
+    /// Cuts off a backend's links up to this one.
+    fn fence(&mut self, connection: Option<ConnectionId>, (backend, up_to): (BackendId, LinkId), tasks: Vec<TaskId>) {
         let is_meant = |&(other, link): &(BackendId, LinkId)| other == backend && link <= up_to;
         let links: Vec<ConnectionId> =
             self.links.iter().filter(|(_, link)| is_meant(link)).map(|(connection, _)| *connection).collect();
-        tracing::warn!("backend {} is fenced off, {} tasks are asked about", backend.0, tasks.len());
         let fenced = self.fenced.entry(backend).or_insert(up_to);
         *fenced = up_to.max(*fenced);
         if self.fenced.len() > FENCED_MAX {
@@ -678,7 +708,7 @@ impl Core {
             return;
         }
         if self.fenced.get(&hello.backend).is_some_and(|&fenced| hello.link <= fenced) {
-            self.refuse(connection, "the scheduler has fenced this link off");
+            self.refuse(connection, "this link has been fenced off");
             return;
         }
         // It noticed before us that its former link is broken.
@@ -724,11 +754,15 @@ impl Core {
             self.begin_life(now);
         }
         while let Some(fence) = self.take_fence() {
-            let unanswered = self.tasks.handle_fenced(fence.tasks);
-            let fenced = FrontendToModelThread::Fenced { backend: fence.backend, unanswered };
+            let Fence { connection, backend, tasks, .. } = fence;
+            let Some(connection) = connection else {
+                self.tasks.handle_not_written(backend, &tasks);
+                continue;
+            };
+            let fenced = FrontendToModelThread::Fenced { backend, unanswered: self.tasks.handle_fenced(tasks) };
             // Only the primary's fences are kept.
             if let Some(primary) = self.allegiance.primary() {
-                self.sessions[primary].post_back(fence.connection, &fenced);
+                self.sessions[primary].post_back(connection, &fenced);
             }
         }
     }

@@ -101,6 +101,12 @@ pub enum InferError {
     /// The backend's answer does not fit the model.
     #[error("the backend's answer is malformed: {0}; do both serve the same model repository?")]
     BadAnswer(String),
+    /// A backend says that it has answered, and has written nothing.
+    #[error("backend {backend} says that it has answered, and no answer came; the request may have been executed")]
+    NotWritten {
+        /// Which one.
+        backend: u32,
+    },
     /// The connection to the scheduler broke while the task was outstanding.
     #[error("the connection to the scheduler was lost while the request was outstanding")]
     SchedulerLost,

@@ -15,6 +15,7 @@
 //! A task's attempt counts the backends that were fenced away from it. The scheduler counts the same way, so an
 //! answer of an earlier attempt is known by its number and never taken.
 
+mod claims;
 mod group;
 mod later;
 
@@ -34,6 +35,7 @@ use proto::{
     stages::AnswerStamps,
 };
 
+use claims::Claim;
 use group::{Group, Later, Outputs, Request, Terms};
 use repository::{Model, Tensor, cell};
 
@@ -179,6 +181,8 @@ pub struct Tasks {
     next_request: u64,
     /// Each for the ModelThread that its task belongs to.
     messages: VecDeque<(ModelThreadId, FrontendToModelThread)>,
+    /// Answers that backends say they have written and that are not here, by when they are missed.
+    claims: VecDeque<Claim>,
     replies: VecDeque<(RequestId, Result<Reply, InferError>)>,
     counters: Counters,
     ways_back: Durations,
@@ -201,6 +205,7 @@ impl Tasks {
             next_task: 0,
             next_request: 0,
             messages: VecDeque::new(),
+            claims: VecDeque::new(),
             replies: VecDeque::new(),
             counters: Counters::default(),
             ways_back: Durations::default(),
@@ -452,6 +457,7 @@ impl Tasks {
     /// be told before. `find` gives its word on a model.
     pub fn handle_obeyed(&mut self, find: impl Fn(&Model) -> Option<Offer>) {
         self.messages.clear();
+        self.claims.clear();
         for group in self.groups.values_mut() {
             group.handle_obeyed(find(group.model()));
             let opens = group.submitted_rows().map(|row| (group.model_thread, group.open(row)));
@@ -469,6 +475,7 @@ impl Tasks {
             self.fail_request(Some(request), error.clone());
         }
         self.messages.clear();
+        self.claims.clear();
     }
 
     /// No backend is linked any more, so no slot can be reached: frees them all.
@@ -501,7 +508,8 @@ impl Tasks {
     /// When [`Self::handle_timeout`] must be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        self.timers.first().map(|(at, _)| *at)
+        let claimed = self.claims.front().map(|claim| claim.missed_at);
+        self.timers.first().map(|(at, _)| *at).into_iter().chain(claimed).min()
     }
 
     /// The next message, and the ModelThread that it is for.

@@ -171,7 +171,9 @@ impl Fabric {
             other @ (Addressed::Control(FrontendToControl::ChangeModel { .. })
             | Addressed::Control(FrontendToControl::Link { .. })
             | Addressed::ModelThread(FrontendToModelThread::Open { .. })
-            | Addressed::Control(FrontendToControl::Misses { .. } | FrontendToControl::PageRead)) => {
+            | Addressed::Control(
+                FrontendToControl::Misses { .. } | FrontendToControl::PageRead | FrontendToControl::Refuses { .. },
+            )) => {
                 panic!("nobody asked for that: {other:?}")
             }
             Addressed::ModelThread(FrontendToModelThread::Fenced { unanswered, .. }) => {

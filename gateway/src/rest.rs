@@ -523,7 +523,7 @@ impl From<InferError> for Failure {
             InferError::NotFound(_) => StatusCode::NOT_FOUND,
             // As in Triton.
             InferError::Failed(_) | InferError::ChangeFailed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            InferError::BadAnswer(_) => StatusCode::BAD_GATEWAY,
+            InferError::BadAnswer(_) | InferError::NotWritten { .. } => StatusCode::BAD_GATEWAY,
             InferError::Dropped(
                 DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,
             )

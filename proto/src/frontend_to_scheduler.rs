@@ -61,6 +61,11 @@ pub enum FrontendToControl {
     },
     /// The answer to `PageEnd`: all before it has been read.
     PageRead,
+    /// The sender takes no link of this backend any more: it broke its word.
+    Refuses {
+        /// Whose.
+        backend: BackendId,
+    },
 }
 
 /// A message to the ModelThread that owns the model.

@@ -102,6 +102,14 @@ pub enum SchedulerToFrontend {
         /// Why.
         reason: DropReason,
     },
+    /// A backend says that it has answered these tasks. Told a few times a second, so that answers which never came are
+    /// missed.
+    Answered {
+        /// Who says so.
+        backend: BackendId,
+        /// Tasks of this frontend; at most [`ANSWERED_TASKS_MAX`] a message.
+        tasks: Vec<TaskId>,
+    },
     /// The scheduler's clock.
     Clock(ClockReply),
     /// How much the scheduler has to do. Follows each `Clock`.
@@ -186,6 +194,9 @@ pub const REASON_BYTES_MAX: usize = 1024;
 
 /// Tasks that one [`SchedulerToFrontend::Fence`] asks about.
 pub const FENCED_TASKS_MAX: usize = 1024;
+
+/// Tasks that one [`SchedulerToFrontend::Answered`] names.
+pub const ANSWERED_TASKS_MAX: usize = 1024;
 
 /// What the scheduler answers when a frontend connects.
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]

@@ -61,6 +61,9 @@ waits! {
     Credit, "credit", 1_000 ms:
         "who has a frame or an answer to send, for a credit of a peer that lives, as its heartbeats say",
         "the connection ends; answers that waited there are fenced as those of a broken link";
+    Input, "input", 250 ms:
+        "a batch, for inputs that are still to come; and a GPU's buffers, for transfers of a frontend beside others",
+        "the batch runs without; tasks of that frontend are given back until its transfers have ended";
     Join, "join", 10_000 ms:
         "a scheduler, for a member that it has welcomed: to connect to all ModelThreads, and to name all models that \
          it hosts",
@@ -110,6 +113,9 @@ waits! {
     Word, "word", 5_000 ms:
         "a frontend, for an answer or a drop, after a request's deadline",
         "the client is answered; the slot stays until its task has ended";
+    Written, "written", 500 ms:
+        "a frontend, for an answer that a backend says it has written",
+        "the request fails, and that backend's link ends for good";
 }
 
 static REACHED: [AtomicU64; Wait::ALL.len()] = [const { AtomicU64::new(0) }; Wait::ALL.len()];

@@ -16,6 +16,7 @@ mod members;
 mod names;
 mod offers;
 mod reach;
+mod refusals;
 mod succession;
 mod takeover;
 mod topics;
@@ -57,6 +58,7 @@ use failures::Failures;
 pub use members::JoinError;
 use members::{Joined, Known, Members};
 use names::Names;
+use refusals::Refusals;
 use succession::Succession;
 pub use succession::SuccessionConfig;
 use takeover::Takeover;
@@ -129,6 +131,7 @@ pub struct Control {
     names: Names,
     changes: Changes,
     failures: Failures,
+    refusals: Refusals,
     balance: Balance,
     /// From the end of execution to the client.
     resp: NetworkTime,
@@ -156,6 +159,7 @@ impl Control {
             names: Names::default(),
             changes: Changes::default(),
             failures: Failures::default(),
+            refusals: Refusals::default(),
             balance: Balance::new(config.model_threads),
             resp: NetworkTime::new(config.resp),
             loads: vec![ShardLoad::default(); usize::from(config.model_threads)],
@@ -309,6 +313,7 @@ impl Control {
     /// A member's connection ended, to control or to a ModelThread.
     pub fn handle_left(&mut self, now: Timestamp, member: Member) {
         self.names.remove(member);
+        self.refusals.handle_left(member);
         match member {
             Member::Frontend(frontend) => {
                 if self.members.remove_frontend(frontend).is_none() {
@@ -368,6 +373,10 @@ impl Control {
             FrontendToControl::Obeys { epoch } => self.on_frontend_obeys(now, frontend, epoch),
             FrontendToControl::Misses { misses } => self.on_misses(now, misses),
             FrontendToControl::PageRead => self.on_page_read(frontend)?,
+            FrontendToControl::Refuses { backend } => {
+                self.on_refuses(now, frontend, backend);
+                self.settle(now);
+            }
         }
         Ok(())
     }
@@ -451,7 +460,21 @@ impl Control {
         self.announce();
     }
 
+    /// A frontend takes no link of a backend any more.
+    fn on_refuses(&mut self, now: Timestamp, frontend: FrontendId, backend: BackendId) {
+        if self.members.backends.contains_key(&backend) && self.members.frontends.contains_key(&frontend) {
+            tracing::warn!(
+                frontend = frontend.0,
+                backend = backend.0,
+                "a frontend takes no link of a backend any more"
+            );
+            self.refusals.insert(frontend, backend);
+            self.on_link(now, backend, frontend, None);
+        }
+    }
+
     fn on_link(&mut self, now: Timestamp, backend: BackendId, frontend: FrontendId, link: Option<LinkId>) {
+        let link = link.filter(|_| !self.refusals.has(frontend, backend));
         if self.members.set_linked(backend, frontend, link) {
             self.refresh(now);
         }

@@ -8,6 +8,7 @@
 
 mod applications;
 mod budgets;
+mod claims;
 mod fencing;
 mod heirs;
 mod knowledge;
@@ -45,6 +46,7 @@ use crate::{
 };
 pub use applications::Applications;
 use applications::Samples;
+use claims::Claims;
 use fencing::Fences;
 use heirs::Heir;
 pub use heirs::Unfinished;
@@ -209,6 +211,7 @@ pub struct Shard {
     planner: Box<dyn Planner<Ride>>,
     plans: Plans,
     fences: Fences,
+    claims: Claims,
     /// Frontends that obey us and are not settled.
     heirs: BTreeMap<FrontendId, Heir>,
     /// Tasks that came while no GPU had their model's weights in memory.
@@ -238,6 +241,7 @@ impl Shard {
             planner,
             plans: Plans::new(config.id),
             fences: Fences::default(),
+            claims: Claims::default(),
             heirs: BTreeMap::new(),
             cold: 0,
             predictions: Predictions::default(),
@@ -407,7 +411,7 @@ impl Shard {
             BackendToModelThread::PlanDone { plan, outcome, undelivered, arrived_at, fetched_at } => {
                 self.on_plan_done(now, backend, (plan, outcome), &undelivered, (arrived_at, fetched_at))
             }
-            BackendToModelThread::Answered { plan, undelivered } => self.on_answered(backend, plan, &undelivered),
+            BackendToModelThread::Answered { plan, undelivered } => self.on_answered(now, backend, plan, &undelivered),
             BackendToModelThread::Cancelled { plan, task } => {
                 self.on_task_dropped(backend, (plan, task), DropReason::Cancelled)
             }
@@ -556,7 +560,13 @@ impl Shard {
     }
 
     /// All of a plan's answers have arrived or failed.
-    fn on_answered(&mut self, backend: BackendId, id: PlanId, undelivered: &[Undelivered]) -> Result<(), Violation> {
+    fn on_answered(
+        &mut self,
+        now: Timestamp,
+        backend: BackendId,
+        id: PlanId,
+        undelivered: &[Undelivered],
+    ) -> Result<(), Violation> {
         let (failed, link) = failed(undelivered);
         let (answered, doubtful) = self
             .plans
@@ -564,7 +574,12 @@ impl Shard {
             .ok_or_else(|| Violation(format!("{id:?} is reported answered, but {backend:?} did not run it")))?;
         // Tasks of one frontend mostly stand together.
         for tasks in answered.chunk_by(|one, other| one.id.frontend() == other.id.frontend()) {
-            self.end_tasks(tasks[0].id.frontend(), tasks.len());
+            let frontend = tasks[0].id.frontend();
+            if self.frontends.contains_key(&frontend) {
+                self.end_tasks(frontend, tasks.len());
+                let told = self.claims.note(now, (frontend, backend), tasks);
+                self.outputs.extend(told.into_iter().map(|(frontend, told)| ShardOutput::ToFrontend(frontend, told)));
+            }
         }
         self.doubt((backend, link), doubtful);
         Ok(())
@@ -595,6 +610,8 @@ impl Shard {
         while let Some(released) = self.planner.poll_released() {
             self.on_released(released);
         }
+        let told = self.claims.take_due(now).map(|(frontend, told)| ShardOutput::ToFrontend(frontend, told));
+        self.outputs.extend(told);
         if self.watch_at <= now {
             self.watch_at = now + WATCH_INTERVAL;
             if let Some((backend, plan, wait)) = self.plans.overdue(now) {
@@ -610,7 +627,8 @@ impl Shard {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let watch_at = (self.plans.len() > 0).then_some(self.watch_at);
-        [self.planner.poll_timeout(), self.estimates.poll_timeout(), watch_at].into_iter().flatten().min()
+        let timers = [self.planner.poll_timeout(), self.estimates.poll_timeout(), watch_at, self.claims.poll_timeout()];
+        timers.into_iter().flatten().min()
     }
 
     /// Whether the RankThread has said something, if it is on another thread.
@@ -646,6 +664,7 @@ impl Shard {
         self.passes.remove(&Member::Frontend(frontend));
         self.frontends.remove(&frontend);
         self.fences.forget_frontend(frontend);
+        self.claims.forget_frontend(frontend);
         self.heirs.remove(&frontend);
         self.plans.disown(frontend);
         self.planner.handle_owner_left(now, &|task| task.frontend() == frontend);

@@ -98,9 +98,10 @@ def join(address, versions, secret, hello, packets):
     return connection, kind, content
 
 
-def packet(source, destination, opcode, queue_pair, psn, rest=b"", is_whole=True):
-    """A RoCEv2 packet as it lies in UDP, with the invariant CRC that holds between these two addresses."""
-    bth = struct.pack(">BBHII", opcode, 0, 0xFFFF, queue_pair, 0x8000_0000 | psn) + rest
+def packet(source, destination, opcode, queue_pair, psn, rest=b"", is_whole=True, pad=0):
+    """A RoCEv2 packet as it lies in UDP, with the invariant CRC that holds between these two addresses. The last `pad`
+    bytes of the rest make it a multiple of four."""
+    bth = struct.pack(">BBHII", opcode, pad << 4, 0xFFFF, queue_pair, 0x8000_0000 | psn) + rest
     udp_bytes = 8 + len(bth) + 4
     addresses = socket.inet_aton(source[0]) + socket.inet_aton(destination[0])
     # RoCEv2 annex A17.3.3: what routers may change counts as ones, as does a local routing header that is not there.

@@ -2,7 +2,8 @@
 //!
 //! The sources of READs answer as fast as they can and know nothing of one another; what overruns our socket's buffer
 //! is lost and costs a retransmission timeout (incast). So READs wait here until the bytes in flight fit the buffer.
-//! Large READs go out in pieces, one piece per connection and turn, so that no source starves the others.
+//! Large READs go out in pieces, one piece per connection and turn, so that no source starves the others. A source that
+//! lives and does not answer keeps its pieces under way for seconds: it leaves a quarter of the budget to others.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,6 +25,8 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct Reads {
     budget_bytes: usize,
+    /// What one source may have of it.
+    share_bytes: usize,
     piece_bytes_max: usize,
     outstanding_bytes: usize,
     sources: BTreeMap<ConnectionId, Source>,
@@ -37,6 +40,8 @@ struct Source {
     waiting: VecDeque<Transfer>,
     /// Sizes of the posted pieces, oldest first: a queue pair completes in order.
     posted: VecDeque<usize>,
+    /// Their sum.
+    posted_bytes: usize,
     /// Pieces that may be posted at once: more would make the SENDs behind them wait in the queue pair.
     posted_max: usize,
     in_turns: bool,
@@ -45,12 +50,26 @@ struct Source {
 impl Reads {
     /// Two limits: of the bytes outstanding, and of one piece.
     pub(crate) fn new(budget_bytes: usize, piece_bytes_max: usize) -> Self {
-        Self { budget_bytes, piece_bytes_max, outstanding_bytes: 0, sources: BTreeMap::new(), turns: VecDeque::new() }
+        let quarter_bytes = (budget_bytes / 4).max(1);
+        Self {
+            budget_bytes,
+            share_bytes: budget_bytes - quarter_bytes,
+            piece_bytes_max: piece_bytes_max.min(quarter_bytes),
+            outstanding_bytes: 0,
+            sources: BTreeMap::new(),
+            turns: VecDeque::new(),
+        }
     }
 
     /// READs on this connection may be given, but wait for [`Self::start`].
     pub(crate) fn open(&mut self, connection: ConnectionId) {
-        let source = Source { waiting: VecDeque::new(), posted: VecDeque::new(), posted_max: 0, in_turns: false };
+        let source = Source {
+            waiting: VecDeque::new(),
+            posted: VecDeque::new(),
+            posted_bytes: 0,
+            posted_max: 0,
+            in_turns: false,
+        };
         self.sources.insert(connection, source);
     }
 
@@ -93,6 +112,7 @@ impl Reads {
             waiting.bytes -= bytes;
         }
         source.posted.push_back(bytes);
+        source.posted_bytes += bytes;
         source.in_turns = false;
         self.turns.pop_front();
         self.outstanding_bytes += bytes;
@@ -103,7 +123,9 @@ impl Reads {
     /// The oldest posted piece of a connection has ended.
     pub(crate) fn handle_done(&mut self, connection: ConnectionId) {
         if let Some(source) = self.sources.get_mut(&connection) {
-            self.outstanding_bytes -= source.posted.pop_front().expect("a piece ends once");
+            let bytes = source.posted.pop_front().expect("a piece ends once");
+            source.posted_bytes -= bytes;
+            self.outstanding_bytes -= bytes;
             self.on_change(connection);
         }
     }
@@ -112,14 +134,17 @@ impl Reads {
     pub(crate) fn close(&mut self, connection: ConnectionId) -> Vec<u64> {
         let Some(source) = self.sources.remove(&connection) else { return Vec::new() };
         self.turns.retain(|&turn| turn != connection);
-        self.outstanding_bytes -= source.posted.iter().sum::<usize>();
+        self.outstanding_bytes -= source.posted_bytes;
         source.waiting.iter().map(|transfer| transfer.token).collect()
     }
 
     /// Gives a connection a turn if it can use one and has none.
     fn on_change(&mut self, connection: ConnectionId) {
         let source = self.sources.get_mut(&connection).expect("called for open connections");
-        if !source.in_turns && !source.waiting.is_empty() && source.posted.len() < source.posted_max {
+        let Some(next) = source.waiting.front() else { return };
+        let bytes = source.posted_bytes + next.bytes.min(self.piece_bytes_max);
+        let is_in_share = source.posted.is_empty() || bytes <= self.share_bytes;
+        if !source.in_turns && is_in_share && source.posted.len() < source.posted_max {
             source.in_turns = true;
             self.turns.push_back(connection);
         }
@@ -138,6 +163,7 @@ mod tests {
     #[test]
     fn a_large_read_goes_out_in_adjacent_pieces() {
         let mut reads = Reads::new(8 * 10_000, 10_000);
+        assert_eq!(Reads::new(1_000, 1_000).piece_bytes_max, 250, "others find room, however large a READ may be");
         let connection = ConnectionId(1);
         reads.open(connection);
         reads.start(connection, 16);
@@ -179,7 +205,25 @@ mod tests {
         reads.handle_done(ConnectionId(1));
         reads.handle_done(ConnectionId(1));
         let served: Vec<_> = std::iter::from_fn(|| reads.poll_piece()).map(|(connection, _)| connection.0).collect();
-        assert_eq!(served, [1, 2]);
+        assert_eq!(served, [2, 1, 1], "there was room for it before");
+    }
+
+    /// One that answered nothing had the whole budget until its connection broke.
+    #[test]
+    fn a_silent_source_leaves_room_to_others() {
+        let mut reads = Reads::new(8 * 4096, 4096);
+        (1..=2).for_each(|id| reads.open(ConnectionId(id)));
+        (1..=2).for_each(|id| reads.start(ConnectionId(id), 100));
+        (0..50).for_each(|token| reads.post(ConnectionId(1), read(token, 4096)).unwrap());
+        assert_eq!(std::iter::from_fn(|| reads.poll_piece()).count(), 6);
+        for token in 50..150 {
+            reads.post(ConnectionId(2), read(token, 4096)).unwrap();
+            let served: Vec<_> = std::iter::from_fn(|| reads.poll_piece()).collect();
+            assert!(served.len() == 1 && served[0].1.last, "{served:?}");
+            reads.handle_done(ConnectionId(2));
+        }
+        reads.close(ConnectionId(1));
+        assert_eq!(reads.outstanding_bytes, 0);
     }
 
     #[test]

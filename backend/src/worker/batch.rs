@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use repository::cell;
 
-use super::*;
+use super::{shares::Shares, *};
 
 /// The largest transfer of several tasks. Beyond that joining saves little, and a batch would wait longer for the last
 /// of its inputs, or do without more of them.
@@ -17,6 +17,7 @@ impl Batch {
             progress: Progress::Waiting,
             link: LinkId::NONE,
             run: 0,
+            since: now,
             of_guards: false,
             fetched_with: 0,
             output_bytes: model.output_bytes as u32,
@@ -63,12 +64,12 @@ impl Batch {
     }
 
     /// A transfer of a run begins, under the name of its first task.
-    pub(super) fn begin_transfer(&mut self, run: Range<usize>, progress: Progress) {
+    pub(super) fn begin_transfer(&mut self, now: Timestamp, run: Range<usize>, progress: Progress) {
         (self.tasks[run.start].run, self.tasks[run.start].of_guards) = (run.len() as u16, false);
         if progress == Progress::Fetching && self.model.records.inputs {
             self.tasks[run.clone()].iter_mut().for_each(|task| task.fetched_with = run.start as u16);
         }
-        self.tasks[run].iter_mut().for_each(|task| task.progress = progress);
+        self.tasks[run].iter_mut().for_each(|task| (task.progress, task.since) = (progress, now));
     }
 
     /// The run of the outstanding transfer with this task's name.
@@ -78,17 +79,58 @@ impl Batch {
 
     /// When it can be handed to a free GPU, as things stand; `None` if no input is here.
     pub(super) fn start_at(&self, handover: Span) -> Option<Timestamp> {
-        let BatchPlan { exec_at, latest, .. } = self.plan;
-        let start_at =
-            if self.is_complete() { exec_at - handover } else { exec_at.max(exec_at + (latest - exec_at) / 2) };
+        let exec_at = self.plan.exec_at;
+        let start_at = if self.is_complete() { exec_at - handover } else { exec_at.max(self.stragglers_at()) };
         let any_input = self.tasks.iter().any(|task| task.progress == Progress::Fetched);
         any_input.then_some(start_at)
     }
 
     /// Whether no input is awaited any more; there may be none at all.
     pub(super) fn is_complete(&self) -> bool {
-        let is_awaited = |task: &Task| matches!(task.progress, Progress::Guarding | Progress::Fetching);
-        !self.tasks.iter().any(|task| is_awaited(task) && task.is_wanted())
+        self.awaited().next().is_none()
+    }
+
+    fn awaited(&self) -> impl Iterator<Item = &Task> {
+        self.tasks.iter().filter(|task| is_awaited(task))
+    }
+
+    /// Until when inputs are waited for.
+    fn stragglers_at(&self) -> Timestamp {
+        let BatchPlan { exec_at, latest, .. } = self.plan;
+        let half = exec_at + (latest - exec_at) / 2;
+        let waited = self.awaited().map(|task| task.since + INPUT_WAIT).max();
+        waited.map_or(half, |waited| waited.min(half))
+    }
+
+    /// Who comes too late for a batch that was still in the first half of its window may run in another one until then.
+    pub(super) fn stragglers_until(&self) -> Timestamp {
+        let BatchPlan { exec_at, latest, .. } = self.plan;
+        if (latest - exec_at) / 2 > INPUT_WAIT { latest } else { Timestamp::PAST }
+    }
+
+    /// It may run elsewhere, or later, and no link is to blame.
+    pub(super) fn give_back(&mut self, index: usize) {
+        self.tasks[index].link = LinkId::NONE;
+        self.end_undelivered(index);
+    }
+
+    /// Tasks of frontends that have been waited for are not begun; yields one of these frontends.
+    pub(super) fn leave_out(&mut self, shares: &Shares) -> Option<FrontendId> {
+        let frontend_of = |index: &usize| self.plan.tasks[*index].task.frontend();
+        let mut out = self.indexes_in(Progress::Waiting);
+        out.retain(|index| shares.is_silent(frontend_of(index)));
+        let last = out.last().map(frontend_of);
+        out.into_iter().for_each(|index| self.give_back(index));
+        last
+    }
+
+    /// A frontend whose inputs it does without, as they were waited for as long as that may last.
+    pub(super) fn waited_for(&self, now: Timestamp) -> Option<FrontendId> {
+        let index = (0..self.tasks.len()).find(|&index| {
+            let task = &self.tasks[index];
+            is_awaited(task) && task.since + INPUT_WAIT <= now
+        })?;
+        Some(self.plan.tasks[index].task.frontend())
     }
 
     /// What of a batch is executed if these tasks are.
@@ -226,4 +268,9 @@ impl Batch {
         }
         (header, text)
     }
+}
+
+/// Whether its batch waits for its input.
+fn is_awaited(task: &Task) -> bool {
+    matches!(task.progress, Progress::Guarding | Progress::Fetching) && task.is_wanted()
 }

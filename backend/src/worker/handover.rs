@@ -102,6 +102,7 @@ impl Worker {
     fn hand_over(&mut self, now: Timestamp, buffer: usize) {
         let batch = self.batch_mut(buffer);
         batch.phase = Phase::Executing;
+        let waited_for = batch.waited_for(now);
         batch.leave_stragglers();
         let tasks = batch.indexes_in(Progress::Fetched);
         for &index in &tasks {
@@ -118,6 +119,7 @@ impl Worker {
         let has_sample = sample.is_some();
         self.handed.push_back(Handed { buffer, ends_at, ahead: went, has_sample, is_asked_back: false });
         self.actions.push_back(Action::Execute { buffer, model, runs, exec_at, latest, ahead, sample });
+        self.tell_waited(waited_for);
     }
 
     /// Whether the GPU has nothing, and nothing is planned that could begin before then.

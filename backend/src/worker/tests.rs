@@ -638,3 +638,4 @@ fn another_batch_in_the_same_buffer_does_not_run_with_what_went_ahead() {
 }
 
 mod handover;
+mod shares;

@@ -606,7 +606,9 @@ impl World {
                 other @ (Addressed::Control(FrontendToControl::ChangeModel { .. })
                 | Addressed::Control(FrontendToControl::Link { .. })
                 | Addressed::ModelThread(FrontendToModelThread::Open { .. })
-                | Addressed::Control(FrontendToControl::Misses { .. } | FrontendToControl::PageRead)) => {
+                | Addressed::Control(
+                    FrontendToControl::Misses { .. } | FrontendToControl::PageRead | FrontendToControl::Refuses { .. },
+                )) => {
                     panic!("nobody asked for that: {other:?}")
                 }
                 Addressed::ModelThread(FrontendToModelThread::Fenced { unanswered, .. }) => {

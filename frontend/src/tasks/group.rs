@@ -46,6 +46,8 @@ struct Row {
     /// Fences that it has survived, modulo [`ImmediateData::ATTEMPTS`].
     attempt: u16,
     stand: Stand,
+    /// A backend says that it has answered this attempt.
+    is_claimed: bool,
 }
 
 /// Where a row stands.
@@ -130,6 +132,7 @@ impl Group {
     pub(super) fn handle_obeyed(&mut self, offer: Option<Offer>) {
         (self.model_id, self.model_thread) =
             offer.map_or((UNKNOWN, ModelThreadId(0)), |offer| (offer.id, offer.model_thread));
+        self.rows.iter_mut().for_each(|row| row.is_claimed = false);
     }
 
     /// Gives a row's task to the scheduler.
@@ -239,7 +242,7 @@ impl Group {
 
     /// A row that waited is submitted again, as a task whose input is in its slot.
     pub(super) fn begin_again(&mut self, row: usize) {
-        self.rows[row] = Row { attempt: 0, stand: Stand::Again };
+        self.rows[row] = Row { stand: Stand::Again, ..Row::default() };
     }
 
     /// Whether a row's task is on this attempt.
@@ -260,9 +263,20 @@ impl Group {
     /// A task has no answer from the backend that was fenced. False if it is no task of this group, or has ended.
     pub(super) fn begin_next_attempt(&mut self, task: TaskId) -> bool {
         let Some(row) = self.row(task) else { return false };
-        let attempt = &mut self.rows[row].attempt;
+        let Row { attempt, is_claimed, .. } = &mut self.rows[row];
         *attempt = (*attempt + 1) % ImmediateData::ATTEMPTS;
+        *is_claimed = false;
         true
+    }
+
+    /// A backend says that it has answered a row. False if that is known.
+    pub(super) fn claim(&mut self, row: usize) -> bool {
+        !std::mem::replace(&mut self.rows[row].is_claimed, true)
+    }
+
+    /// Whether a task has not ended, and a backend says that it has answered it.
+    pub(super) fn is_claimed(&self, task: TaskId) -> bool {
+        self.row(task).is_some_and(|row| self.rows[row].is_claimed)
     }
 
     /// Bytes of a row's outputs; `None` if the request has ended, or they differ from row to row.

@@ -10,6 +10,7 @@ use crate::{
     testing::{model, tensor},
 };
 
+mod claims;
 mod later;
 
 const ARENA: usize = 1 << 16;

@@ -187,7 +187,9 @@ impl Peer {
             | Addressed::Control(FrontendToControl::Obeys { .. })
             | Addressed::ModelThread(FrontendToModelThread::AllOpen) => {}
             other @ (Addressed::ModelThread(FrontendToModelThread::Fenced { .. })
-            | Addressed::Control(FrontendToControl::Misses { .. } | FrontendToControl::PageRead)) => {
+            | Addressed::Control(
+                FrontendToControl::Misses { .. } | FrontendToControl::PageRead | FrontendToControl::Refuses { .. },
+            )) => {
                 panic!("nobody asked for that: {other:?}")
             }
         }

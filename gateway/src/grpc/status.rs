@@ -57,7 +57,10 @@ pub(super) fn status_of(error: InferError) -> Status {
     let code = match &error {
         InferError::Invalid(_) => Code::InvalidArgument,
         InferError::NotFound(_) => Code::NotFound,
-        InferError::Failed(_) | InferError::BadAnswer(_) | InferError::ChangeFailed(_) => Code::Internal,
+        InferError::Failed(_)
+        | InferError::BadAnswer(_)
+        | InferError::NotWritten { .. }
+        | InferError::ChangeFailed(_) => Code::Internal,
         InferError::NeverMet { .. }
         | InferError::Dropped(
             DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,

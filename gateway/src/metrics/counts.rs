@@ -222,7 +222,7 @@ fn not_negative(ns: i64) -> u64 {
 fn tritons_reason(error: &InferError) -> usize {
     match error {
         InferError::Dropped(DropReason::Cancelled) => 1,
-        InferError::Failed(_) | InferError::BadAnswer(_) => 2,
+        InferError::Failed(_) | InferError::BadAnswer(_) | InferError::NotWritten { .. } => 2,
         InferError::Dropped(_)
         | InferError::NeverMet { .. }
         | InferError::WindowMissed

@@ -261,6 +261,7 @@ enums! { enum_lines:
         Obeys { epoch }
         Misses { misses }
         PageRead {}
+        Refuses { backend }
     }
     FrontendToModelThread {
         Cancel { task, model }
@@ -309,6 +310,7 @@ enums! { enum_lines:
     ModelState { Serving {} Loading {} Unloading {} Unloaded {} }
     SchedulerToFrontend {
         Dropped { task, reason }
+        Answered { backend, tasks }
         Clock { 0 }
         Load { 0 }
         RequestTimes { model, times }

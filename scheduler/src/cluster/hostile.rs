@@ -271,7 +271,11 @@ impl World {
         let Some(frontend) = self.pick(&self.frontends.clone()) else { return };
         let (task, model) = (self.task(frontend), self.model());
         let message: FrontendToScheduler = match self.rng.random_range(0..12) {
-            10 => match self.rng.random_range(0..4) {
+            10 => match self.rng.random_range(0..5) {
+                4 => {
+                    let backends: Vec<_> = self.backends.iter().copied().chain([BackendId(9)]).collect();
+                    FrontendToControl::Refuses { backend: self.pick(&backends).unwrap_or(self.good.1) }.into()
+                }
                 3 => FrontendToControl::PageRead.into(),
                 0 => FrontendToControl::Link { backend: self.good.1, link: LinkId(self.number(3) as u32) }.into(),
                 1 => FrontendToControl::Obeys { epoch: self.epoch() }.into(),

@@ -13,6 +13,7 @@ use proto::{
     stages::SchedulerStamps,
 };
 
+mod claims;
 mod departures;
 mod dynamic;
 mod handovers;

@@ -274,13 +274,14 @@ proptest! {
         // At the end all that is open is finished.
         let rest = (0..80).flat_map(|_| [(1, 0, 7), (2, 0, 7), (3, 0, 7)]);
         for (kind, which, later) in steps.into_iter().chain(rest) {
-            now += later;
+            now += later + if kind == 8 && which == 0 { INPUT_WAIT.0 } else { 0 };
             let at = Timestamp(now);
             match kind {
                 0 => {
                     plans += 1;
                     let exec_at = now + which as i64 * 5;
-                    let planned = BatchPlan { sample: Some(0), ..plan(plans, (exec_at, exec_at + 40), &[0, 1]) };
+                    let window = if which == 1 { 3 * INPUT_WAIT.0 } else { 40 };
+                    let planned = BatchPlan { sample: Some(0), ..plan(plans, (exec_at, exec_at + window), &[0, 1]) };
                     // A queue that is full says so by itself.
                     let _ = worker.handle_plan(at, planned);
                 }
@@ -326,7 +327,7 @@ proptest! {
                         gpu.pop_back();
                         worker.handle_taken_back(at);
                     }
-                    Action::TakeBack => {}
+                    Action::TakeBack | Action::TellWaited(_) => {}
                     Action::Report(report) => reports.push(report),
                 }
                 prop_assert!(gpu.len() <= HANDED_MAX);

@@ -199,8 +199,11 @@ impl Attack {
             5 => {
                 let most = if self.rng.random_range(0..20) == 0 { 1025 } else { 1024 };
                 let tasks = (0..[0, 1, 3, most][self.rng.random_range(0..4)]).map(|_| self.task()).collect();
-                let link = LinkId(self.number(3) as u32);
-                SchedulerToFrontend::Fence { backend: BackendId(self.number(3) as u32), link, tasks }
+                let (backend, link) = (BackendId(self.number(3) as u32), LinkId(self.number(3) as u32));
+                match self.rng.random() {
+                    true => SchedulerToFrontend::Fence { backend, link, tasks },
+                    false => SchedulerToFrontend::Answered { backend, tasks },
+                }
             }
             6 if self.rng.random_range(0..3) == 0 => {
                 let (name, version) = (self.text(), self.text());

@@ -212,6 +212,37 @@ fn a_fence_cuts_off_links_up_to_the_one_that_failed_and_no_newer_one() {
     assert_eq!(world.core.poll_output(), None, "the answer waits until the link is down");
 }
 
+/// A backend that says it has answered and writes nothing is cut off, and what it held fails once its link is down.
+#[test]
+fn a_backend_that_breaks_its_word_is_refused_for_good() {
+    let mut world = joined();
+    world.tell_clock_now();
+    world.offer_now(1);
+    let request = world.request_now().unwrap();
+    let frames = world.frames();
+    let Addressed::ModelThread(FrontendToModelThread::Submit { task, .. }) = frames[0][frames[0].len() - 1] else {
+        panic!("{frames:?}")
+    };
+    let (link, _) = world.link_now(1, 4);
+    world.tell_now(&SchedulerToFrontend::Answered { backend: BackendId(1), tasks: vec![task] });
+    let reached = Wait::Written.reached();
+    world.now += Wait::Written.bound();
+    world.core.handle_timeout(world.now);
+    assert!(Wait::Written.reached() > reached);
+    assert_eq!(world.core.poll_output(), Some(Output::Disconnect { connection: link }));
+    let refuses = Addressed::Control(FrontendToControl::Refuses { backend: BackendId(1) });
+    assert!(world.frames().concat().contains(&refuses));
+    assert_eq!(world.link_now(1, 5).1, None, "it is not taken again");
+    let reason = DisconnectReason::new("we disconnected");
+    world.core.handle_event(world.now, Event::Disconnected { connection: link, reason }, &world.arena);
+    let result = Err(InferError::NotWritten { backend: 1 });
+    assert_eq!(world.core.poll_output(), Some(Output::Reply { request, result }));
+    assert_eq!(world.core.outstanding(), 0);
+    let tasks = vec![task; ANSWERED_TASKS_MAX + 1];
+    world.tell_now(&SchedulerToFrontend::Answered { backend: BackendId(2), tasks });
+    assert!(!world.core.has_scheduler(), "a scheduler that says too much at once");
+}
+
 #[test]
 fn fences_are_confirmed_in_the_order_of_their_connection() {
     let mut world = joined();

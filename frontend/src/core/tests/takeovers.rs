@@ -161,6 +161,7 @@ impl Rumble {
             Addressed::Control(FrontendToControl::ClockRequest { .. })
             | Addressed::Control(FrontendToControl::Misses { .. }) => {}
             Addressed::Control(FrontendToControl::PageRead) => panic!("nobody is sent pages here"),
+            Addressed::Control(FrontendToControl::Refuses { .. }) => panic!("nobody breaks its word here"),
             Addressed::Control(FrontendToControl::ChangeModel { .. }) => panic!("nobody changes models here"),
         }
     }
