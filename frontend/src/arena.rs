@@ -7,32 +7,36 @@ use std::{
 };
 
 use repository::Model;
+use transport::Memory;
 
 use crate::slots::{self, SlotSize};
 
-/// The least that an arena has unless it is configured: over 400 tasks of 150 kB, a second of 400 requests each.
+/// The least that an arena has unless it is configured, or memory is short: over 400 tasks of 150 kB, a second of 400
+/// requests each.
 pub const ARENA_BYTES_MIN: usize = 64 << 20;
 /// The most.
 const ARENA_BYTES_MAX: usize = 4 << 30;
 /// The largest tasks that it has room for.
 const TASKS: usize = 64;
 /// The part of a host's memory that it is at most.
-const PART_OF_MEMORY: usize = 4;
+const PART_OF_MEMORY: u64 = 4;
 
-/// Bytes of an arena for these models on a host with so much memory: for many tasks of the largest, and for a request
+/// Bytes of an arena for these models in so much memory: for many tasks of the largest, and for a request
 /// of the most rows of any beside a block of each other. What is never used takes no memory.
 #[must_use]
-pub fn bytes_for(models: &[Model], memory_bytes: usize) -> usize {
+pub fn bytes_for(models: &[Model], memory: Option<Memory>) -> usize {
     let size = |model: &Model| SlotSize::new(model.input_bytes(), model.output_bytes());
     let requests: Vec<(SlotSize, usize)> = models.iter().map(|model| (size(model), model.rows_max)).collect();
     let largest = requests.iter().map(|(size, _)| size.class_bytes()).max().unwrap_or(0);
-    let most = ARENA_BYTES_MAX.min(memory_bytes / PART_OF_MEMORY);
-    let mut bytes = largest.saturating_mul(TASKS + models.len()).max(ARENA_BYTES_MIN);
+    let least = memory.as_ref().map_or(ARENA_BYTES_MIN, |memory| memory.eighth_of(ARENA_BYTES_MIN));
+    let quarter = memory.and_then(|memory| usize::try_from(memory.total_bytes / PART_OF_MEMORY).ok());
+    let most = ARENA_BYTES_MAX.min(quarter.unwrap_or(ARENA_BYTES_MIN));
+    let mut bytes = largest.saturating_mul(TASKS + models.len()).max(least);
     while bytes < most && !slots::has_room(bytes, &requests) {
         bytes += bytes / 8;
     }
     // One task of the largest must have room.
-    bytes.min(most).max(ARENA_BYTES_MIN).max(largest.saturating_mul(2))
+    bytes.min(most).max(least).max(largest.saturating_mul(2))
 }
 
 /// The registered memory that slots lie in.
@@ -84,5 +88,24 @@ impl<T: Arena> Arena for Rc<T> {
     }
     fn read(&self, offset: usize, into: &mut [u8]) {
         (**self).read(offset, into);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use repository::DataType;
+
+    use super::*;
+    use crate::testing::{model, tensor};
+
+    #[test]
+    fn an_arena_is_a_part_of_the_memory_there_is_and_has_room_for_one_task() {
+        let of = |bytes: usize| model("m", vec![tensor("x", DataType::Uint8, &[bytes])], vec![]);
+        let memory = |total_bytes| Memory { total_bytes, used_bytes: 0, host_bytes: total_bytes, bounded_by: None };
+        assert_eq!(bytes_for(&[of(9)], Some(memory(8 << 30))), ARENA_BYTES_MIN);
+        assert_eq!(bytes_for(&[of(9)], None), ARENA_BYTES_MIN);
+        assert_eq!(bytes_for(&[of(9)], Some(memory(300 << 20))), 300 << 17, "an eighth");
+        assert_eq!(bytes_for(&[of(4 << 20)], Some(memory(300 << 20))), 75 << 20, "a quarter");
+        assert!(bytes_for(&[of(80 << 20)], Some(memory(300 << 20))) >= 160 << 20, "one task must fit");
     }
 }

@@ -16,7 +16,8 @@ use repository::{Repository, Source, Store};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
-    Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, OpenError, PostError, Region,
+    Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, Memory, OpenError, PostError,
+    Region,
 };
 
 use crate::{
@@ -106,7 +107,7 @@ impl Frontend {
         }
         let Repository { models, refused } = repository::load(&config.repository)?.checked(config.strict)?;
         let store = config.load_files.as_deref().map(Store::open).transpose()?;
-        let bytes = config.arena_bytes.unwrap_or_else(|| arena::bytes_for(&models, memory_bytes()));
+        let bytes = config.arena_bytes.unwrap_or_else(|| arena::bytes_for(&models, Memory::here()));
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
             connections_max: connections_max(config.links_max, schedulers.len()),
@@ -273,18 +274,6 @@ impl Frontend {
 fn connections_max(links_max: usize, schedulers: usize) -> usize {
     let one = 1 + usize::from(ModelThreadId::COUNT_MAX);
     (links_max + schedulers * one).min(CONNECTIONS_MAX.max(links_max + one))
-}
-
-/// The memory that this process may use: the host's, or less where a container bounds it.
-fn memory_bytes() -> usize {
-    let number = |text: &str| text.trim().parse::<usize>().ok();
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let total = read("/proc/meminfo").and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.strip_suffix("kB"))?;
-        number(line)?.checked_mul(1024)
-    });
-    let bound = read("/sys/fs/cgroup/memory.max").and_then(|text| number(&text));
-    total.into_iter().chain(bound).min().unwrap_or(arena::ARENA_BYTES_MIN)
 }
 
 /// The arena as registered memory.

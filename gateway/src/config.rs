@@ -1,5 +1,7 @@
 //! A frontend's configuration file: the frontend's own keys, and those of what serves its clients.
 
+mod shares;
+
 use std::{path::PathBuf, time::Duration};
 
 use frontend::FrontendError;
@@ -7,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use transport::{Address, NetworkConfig, OwnAddress};
 
 use crate::access::Clients;
+
+pub use shares::Shares;
 
 /// How a frontend that serves clients is started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -345,13 +349,14 @@ fn default_links_max() -> usize {
     frontend::config::LINKS_MAX
 }
 
+/// At most an eighth of the memory is for what the kernel may hold for them.
 fn default_connections_max() -> usize {
-    1024
+    Shares::here().connections_max
 }
 
 /// Three quarters of all: one client that takes all it can leaves room for others.
 fn default_client_connections_max() -> usize {
-    768
+    default_connections_max() / 4 * 3
 }
 
 /// A quarter of all.
@@ -360,12 +365,12 @@ fn default_client_requests_max() -> usize {
 }
 
 fn default_untaken_bytes_max() -> usize {
-    512 << 20
+    Shares::here().untaken_bytes_max
 }
 
 /// A quarter of all.
 fn default_client_untaken_bytes_max() -> usize {
-    128 << 20
+    default_untaken_bytes_max() / 4
 }
 
 fn default_stream_first_timeout_ms() -> u64 {
@@ -405,13 +410,14 @@ fn default_load_files_bytes_max() -> u64 {
     1 << 30
 }
 
-/// As Triton takes them: two full batches of 64 images of 3 x 299 x 299 bytes, and room to spare.
+/// As Triton takes them: two full batches of 64 images of 3 x 299 x 299 bytes, and room to spare; a quarter of all at
+/// most.
 fn default_body_bytes_max() -> usize {
-    64 << 20
+    (64 << 20).min(default_bodies_bytes_max() / 4)
 }
 
 fn default_bodies_bytes_max() -> usize {
-    512 << 20
+    Shares::here().bodies_bytes_max
 }
 
 fn default_head_timeout_ms() -> u64 {

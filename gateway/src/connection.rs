@@ -39,7 +39,7 @@ use crate::{
     access::Client,
     config::Limits,
     grpc,
-    limits::READ_BUFFER_BYTES_MAX,
+    limits::{READ_BUFFER_BYTES_MAX, SEND_BUFFER_BYTES},
     metrics::Cause,
     probes, rest,
     server::{Caller, Drain, Server, lines::Line},
@@ -65,9 +65,6 @@ const FRAME_BYTES_MAX: u32 = 256 * 1024;
 const SEND_BUFFER_BYTES_MAX: usize = 1 << 20;
 /// Bytes of replies in the kernel that it has not sent, as a client has no room for them.
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
-/// The same with those that are sent and not acknowledged, which the kernel counts twice as it keeps more than bytes.
-/// It would let a client have 4 MiB.
-const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// How long to leave the listener alone when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection that is told to end has for it.

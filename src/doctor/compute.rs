@@ -1,5 +1,8 @@
 //! Processors, clocks, memory and where devices sit.
 
+use gateway::config::Shares;
+use transport::Memory;
+
 use super::{
     host::{Host, Limits},
     rdma::Device,
@@ -8,13 +11,22 @@ use crate::doctor::finding::{Finding, REGISTERED_BYTES_USUAL};
 
 /// Threads that want a core of their own on a host that runs all three roles.
 const CORES_WANTED: usize = 4;
+/// What a scheduler, a frontend and a backend with small models take when they have nothing to do.
+const ROLES_BYTES: u64 = 192 << 20;
 const CPU: &str = "/sys/devices/system/cpu";
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0";
 
 /// Everything about processors, clocks and memory.
 pub(super) fn check(host: &Host, limits: &Limits, devices: &[Device]) -> Vec<Finding> {
-    let findings =
-        [cores(host, limits), quota(host), governor(host), clock(host), hugepages(host), container(host, devices)];
+    let findings = [
+        cores(host, limits),
+        quota(host),
+        memory(host),
+        governor(host),
+        clock(host),
+        hugepages(host),
+        container(host, devices),
+    ];
     findings.into_iter().flatten().collect()
 }
 
@@ -63,6 +75,30 @@ fn quota(host: &Host) -> Option<Finding> {
         }
         _ => Some(Finding::ok("processor quota", "none")),
     }
+}
+
+/// What the kernel lets processes use before it ends one, and how much of that a frontend's clients may take.
+fn memory(host: &Host) -> Option<Finding> {
+    let memory = Memory::at(host.root())?;
+    let mib = |bytes: u64| bytes >> 20;
+    let whose = match &memory.bounded_by {
+        Some(file) => format!(" by {}, of {} MiB", file.display(), mib(memory.host_bytes)),
+        None => String::new(),
+    };
+    let clients = mib(Shares::of(Some(&memory)).bytes() as u64);
+    let found =
+        format!("{} MiB{whose}; by default clients of a frontend take up to {clients} MiB", mib(memory.total_bytes));
+    let left = memory.total_bytes.saturating_sub(clients << 20);
+    Some(if left >= ROLES_BYTES {
+        Finding::ok("memory", found)
+    } else {
+        let remedy = format!(
+            "the roles and small models take about {} MiB beside these; give more memory, or set arena_bytes, \
+             bodies_bytes_max, untaken_bytes_max and connections_max lower",
+            mib(ROLES_BYTES)
+        );
+        Finding::advice("memory", found, remedy)
+    })
 }
 
 fn governor(host: &Host) -> Option<Finding> {

@@ -1,6 +1,9 @@
 //! What the checks look at: files below a root, and what only system calls tell.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use rustix::process::{Resource, getrlimit};
 use soft_roce::udp::{Driver, Faults};
@@ -21,6 +24,11 @@ impl Host {
     /// The host whose files lie below this directory.
     pub(super) fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
+    }
+
+    /// Below which its files lie.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
     }
 
     fn path(&self, path: &str) -> PathBuf {

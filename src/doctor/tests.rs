@@ -120,6 +120,28 @@ fn every_piece_of_advice_says_what_to_do_and_the_script_holds_its_commands() {
 }
 
 #[test]
+fn memory_is_what_control_groups_leave() {
+    let bounded = |bound: &str| {
+        let files = [
+            ("/proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 1 kB\n"),
+            ("/proc/self/mountinfo", "9 8 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n"),
+            ("/proc/self/cgroup", "0::/\n"),
+            ("/sys/fs/cgroup/memory.max", bound),
+        ];
+        let (_root, host) = plain(&files);
+        let findings = examine(&host, &limits(), &no_gpus(), (&ArmName::Soft, None));
+        let memory = with(&findings, "memory");
+        (memory.level, memory.found.clone())
+    };
+    let (level, found) = bounded("max");
+    assert_eq!((level, &found[..]), (Level::Ok, "16384 MiB; by default clients of a frontend take up to 1600 MiB"));
+    let (level, found) = bounded("314572800");
+    let expected =
+        "300 MiB by /sys/fs/cgroup/memory.max, of 16384 MiB; by default clients of a frontend take up to 150 MiB";
+    assert_eq!((level, &found[..]), (Level::Advice, expected));
+}
+
+#[test]
 fn a_socket_that_does_not_open_stops_the_soft_arm_only() {
     let broken = Limits { soft_arm: Err("UDP 127.1.2.3:4791: Address already in use".into()), ..limits() };
     let (_root, host) = plain(ROCE);

@@ -51,6 +51,7 @@
 //! | `reads` | the READ budget. No IO |
 //! | `raw` | one queue pair without all that, for measuring |
 //! | `region`, `clock`, `poller` | memory, time, waiting |
+//! | `memory` | [`Memory`]: how much this process may use |
 //! | `device_memory` | memory of GPUs, for RDMA devices to reach |
 //! | `error` | why operations fail, one type for each |
 //! | `address`, `resolve` | where somebody is, by address or name; names are looked up on threads of their own |
@@ -77,6 +78,7 @@ mod event;
 pub mod fuzzing;
 mod limits;
 mod link;
+mod memory;
 mod notes;
 mod path;
 mod patience;
@@ -111,6 +113,7 @@ pub use limits::{
     CONNECTIONS_MAX, CREDIT_MAX, HANDSHAKE_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN, SILENCE_MAX,
     WORK_MAX,
 };
+pub use memory::Memory;
 pub use notes::Notes;
 pub use path::Path;
 pub use poller::Waker;

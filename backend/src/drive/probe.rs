@@ -27,7 +27,7 @@ use rustix::{
     process::{Resource, Rlimit, Signal, getppid, set_parent_process_death_signal, setrlimit},
 };
 use serde::{Deserialize, Serialize};
-use transport::Clock;
+use transport::{Clock, Memory};
 
 use super::{
     profile,
@@ -185,7 +185,7 @@ pub(super) fn one(config: &Config, model: &Model, origin: Origin<'_>) -> Result<
         precision: wanted.precision.unwrap_or_default(),
         onnxruntime: settings,
         gpu: config.gpus.names().into_iter().next().unwrap_or(GpuName::Number(0)),
-        memory_bytes: memory_bytes(),
+        memory_bytes: Memory::here().map(|memory| memory.total_bytes),
         parent: rustix::process::getpid().as_raw_nonzero().get(),
     };
     let engine = if processor == Processor::Onnxruntime { "ONNX Runtime" } else { "the embedded engine" };
@@ -263,11 +263,4 @@ fn signal_name(signal: i32) -> &'static str {
         Some(Signal::KILL) => "SIGKILL, as where memory runs out",
         _ => "unexpected",
     }
-}
-
-/// What the host has.
-fn memory_bytes() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }

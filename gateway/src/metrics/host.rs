@@ -5,6 +5,7 @@ use std::{cell::Cell, fs};
 
 use frontend::core::Core;
 use prometheus::{Gauge, IntGauge, Registry};
+use transport::Memory;
 
 use super::register::registered;
 
@@ -35,7 +36,7 @@ impl HostMetrics {
                 ),
             ),
             memory: [
-                gauge("nv_cpu_memory_total_bytes", "Memory of this host"),
+                gauge("nv_cpu_memory_total_bytes", "Memory of this host, or what a control group leaves of it"),
                 gauge("nv_cpu_memory_used_bytes", "Of that, what is not available to whoever wants some"),
             ],
             pinned: [
@@ -55,7 +56,8 @@ impl HostMetrics {
             let last = self.last.replace(now);
             self.utilization.set(now.utilization_since(last));
         }
-        if let Some(bytes) = fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory(&text)) {
+        if let Some(Memory { total_bytes, used_bytes, .. }) = Memory::here() {
+            let bytes = [total_bytes, used_bytes].map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
             self.memory.iter().zip(bytes).for_each(|(gauge, bytes)| gauge.set(bytes));
         }
         let (total, used) = core.arena_bytes();
@@ -80,16 +82,6 @@ fn ticks(text: &str) -> Option<Ticks> {
     Some(Ticks { busy: all - idle, all })
 }
 
-/// Total and used, in bytes.
-fn memory(text: &str) -> Option<[i64; 2]> {
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<i64>().ok()?.checked_mul(1024)
-    };
-    let total = field("MemTotal")?;
-    Some([total, total - field("MemAvailable")?])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,12 +93,8 @@ mod tests {
         let now = ticks("cpu  160 0 90 850 50 0 0 0 0 0\n").unwrap();
         assert_eq!(now.utilization_since(then), 100.0 / 150.0);
         assert_eq!(now.utilization_since(now), 0.0);
-        assert_eq!(
-            memory("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\n"),
-            Some([1_024_000, 614_400])
-        );
         for torn in ["", "cpu 1 x", "cpu  1 2 3", "intr 5"] {
-            assert_eq!((ticks(torn), memory(torn)), (None, None), "{torn}");
+            assert_eq!(ticks(torn), None, "{torn}");
         }
     }
 }

@@ -1,0 +1,68 @@
+//! Defaults that follow the memory there is. Beyond a control group's bound the kernel ends processes, whoever has
+//! taken what; so each of these is an eighth of the memory at most, and so is the least arena. What is left is for the
+//! roles, for models, and for other members in the same group.
+
+use frontend::arena::ARENA_BYTES_MIN;
+use transport::Memory;
+
+use crate::limits::SEND_BUFFER_BYTES;
+
+/// What a client that reads nothing makes the kernel hold: that is twice what was asked for (socket(7)).
+const CONNECTION_BYTES: usize = 2 * SEND_BUFFER_BYTES;
+/// Some clients can always connect.
+const CONNECTIONS_LEAST: usize = 64;
+
+/// Limits on clients, unless they are configured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// `connections_max`.
+    pub connections_max: usize,
+    /// `untaken_bytes_max`.
+    pub untaken_bytes_max: usize,
+    /// `bodies_bytes_max`.
+    pub bodies_bytes_max: usize,
+    arena_bytes: usize,
+}
+
+impl Shares {
+    /// Of the memory that this process may use.
+    #[must_use]
+    pub fn here() -> Self {
+        Self::of(Memory::here().as_ref())
+    }
+
+    /// Of this memory; where nobody knows, of plenty.
+    #[must_use]
+    pub fn of(memory: Option<&Memory>) -> Self {
+        let eighth = |most: usize| memory.map_or(most, |memory| memory.eighth_of(most));
+        Self {
+            connections_max: (eighth(1024 * CONNECTION_BYTES) / CONNECTION_BYTES).max(CONNECTIONS_LEAST),
+            untaken_bytes_max: eighth(512 << 20),
+            bodies_bytes_max: eighth(512 << 20),
+            arena_bytes: eighth(ARENA_BYTES_MIN),
+        }
+    }
+
+    /// What clients may take up of a frontend by these, and of the least arena.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.connections_max * CONNECTION_BYTES + self.untaken_bytes_max + self.bodies_bytes_max + self.arena_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_an_eighth_each_where_memory_is_short() {
+        let memory = |total_bytes| Memory { total_bytes, used_bytes: 0, host_bytes: total_bytes, bounded_by: None };
+        let plenty = Shares::of(None);
+        assert_eq!((plenty.connections_max, plenty.untaken_bytes_max), (1024, 512 << 20));
+        assert_eq!(Shares::of(Some(&memory(4 << 30))), plenty);
+        let short = Shares::of(Some(&memory(300 << 20)));
+        assert_eq!((short.connections_max, short.bodies_bytes_max), (75, 300 << 17));
+        assert!(short.bytes() <= 150 << 20, "half of it is for others");
+        assert_eq!(Shares::of(Some(&memory(1 << 20))).connections_max, CONNECTIONS_LEAST);
+    }
+}
