@@ -555,6 +555,7 @@ fn cluster_config(env: &mut Env) -> ClusterConfig {
         addresses: Vec::new(),
         succession: SuccessionConfig::ALONE,
         first_id: 0,
+        gpu_prices: BTreeMap::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 //! place. That is production where cores are few, with one ModelThread; with several it is how tests and simulations
 //! run the same state machines that production runs on threads of their own.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use proto::{
     BackendId, FrontendId, ModelId, ModelThreadId, Span, Timestamp,
@@ -52,6 +52,8 @@ pub struct ClusterConfig {
     pub succession: SuccessionConfig,
     /// The first ids that members are given follow from it.
     pub first_id: u32,
+    /// What GPU time is worth to the owners of single models, by their names.
+    pub gpu_prices: BTreeMap<String, f64>,
 }
 
 impl ClusterConfig {
@@ -60,7 +62,18 @@ impl ClusterConfig {
     pub fn control(&self) -> ControlConfig {
         let Self { policy, budget, data_per_megabyte, resp, model_threads, succession, first_id, .. } = *self;
         let addresses = self.addresses.clone();
-        ControlConfig { budget, data_per_megabyte, resp, model_threads, addresses, succession, policy, first_id }
+        let gpu_prices = self.gpu_prices.clone();
+        ControlConfig {
+            budget,
+            data_per_megabyte,
+            resp,
+            model_threads,
+            addresses,
+            succession,
+            policy,
+            first_id,
+            gpu_prices,
+        }
     }
 
     /// One ModelThread's part.

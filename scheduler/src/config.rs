@@ -1,5 +1,7 @@
 //! The scheduler's configuration file, and what follows from it.
 
+use std::collections::BTreeMap;
+
 use proto::{ModelThreadId, Span};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -39,6 +41,9 @@ pub struct Config {
     /// `downbeat:gpu_price=..` in `policy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_price: Option<f64>,
+    /// The same of single models, by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpu_prices: BTreeMap<String, f64>,
     /// How many ModelThreads plan, each on a core of its own, beside one for the RankThread and one for control. With
     /// one, a single thread does everything.
     #[serde(default)]
@@ -224,6 +229,7 @@ impl Config {
             _ => Err(RunError::Network { key, found: us }),
         };
         let policy = Policy::of_cluster(&self.policy)?.with_gpu_price(self.gpu_price)?;
+        policy.check_gpu_prices(&self.gpu_prices)?;
         let model_threads = self.model_threads.of(policy, cores);
         if !(1..=ModelThreadId::COUNT_MAX).contains(&model_threads) {
             return Err(RunError::ModelThreads { found: model_threads });
@@ -247,6 +253,7 @@ impl Config {
             addresses: Vec::new(),
             succession: self.succession()?,
             first_id: 0,
+            gpu_prices: self.gpu_prices.clone(),
         })
     }
 
@@ -305,8 +312,17 @@ mod tests {
         assert_eq!(error("gpu_price = nan"), "policy: gpu_price must be a number from 0 to inf, found NaN");
         assert_eq!(
             error("policy = \"eager\"\ngpu_price = 4"),
-            "policy: gpu_price needs the policy downbeat, found eager"
+            "policy: gpu_price and gpu_prices need the policy downbeat, found eager"
         );
+        let eager = "policy = \"eager\"\n[gpu_prices]\nm = 1";
+        assert_eq!(error(eager), "policy: gpu_price and gpu_prices need the policy downbeat, found eager");
+        for (price, found) in [("-0.5", "-0.5"), ("nan", "NaN")] {
+            let expected = format!("policy: gpu_prices.m must be a number from 0 to inf, found {found}");
+            let keys = format!("[gpu_prices]\nm = {price}");
+            assert_eq!(config(&keys).unwrap_err().to_string(), expected);
+        }
+        let prices = config("gpu_price = 4\n[gpu_prices]\nm = inf\nn = 0").unwrap().gpu_prices;
+        assert_eq!(prices, [("m".to_owned(), f64::INFINITY), ("n".to_owned(), 0.0)].into());
         assert_eq!(config("gpu_price = 4").unwrap().policy.to_string(), "downbeat:gpu_price=4");
         assert_eq!(config("gpu_price = inf").unwrap().policy.to_string(), "downbeat:gpu_price=inf");
         let short = toml::from_str::<Config>("listen = '127.0.0.1:1'\nsecret = 'hush'").err().unwrap().to_string();

@@ -86,6 +86,8 @@ pub struct ControlConfig {
     pub policy: Policy,
     /// The first ids that members are given follow from it.
     pub first_id: u32,
+    /// As [`ClusterConfig::gpu_prices`](crate::ClusterConfig::gpu_prices).
+    pub gpu_prices: BTreeMap<String, f64>,
 }
 
 /// Something to send.
@@ -626,7 +628,8 @@ impl Control {
         if only.is_none() {
             self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Weights(model, weights)));
         }
-        let offered = Offered { model, budget, weights, queue_max, cost, common, offers };
+        let gpu_price = self.config.gpu_prices.get(&entry.name).copied();
+        let offered = Offered { model, budget, weights, queue_max, cost, gpu_price, common, offers };
         self.tell_owner(model, ControlToShard::Offered(offered));
     }
 

@@ -188,7 +188,7 @@ impl<P> ModelThread<P> {
                 queue: TaskQueue::new(config.queue_max),
                 dynamic: None,
                 background: Waiting::new(config.queue_max),
-                policy: self.policy.instantiate(),
+                policy: self.policy.of_model(config.gpu_price).instantiate(),
                 usual: Usual::default(),
                 candidate: None,
                 due_at: Timestamp::NEVER,

@@ -136,6 +136,8 @@ pub struct Offered {
     pub queue_max: Vec<u32>,
     /// If what a batch takes depends on its tasks.
     pub cost: Option<BatchCost>,
+    /// What GPU time is worth to its owner, if that is not what it is worth to all.
+    pub gpu_price: Option<f64>,
     /// The slowest of all offers, if that is another one than before: what was learned of the model is void then, and
     /// `offers` are all that there are.
     pub common: Option<LatencyProfile>,

@@ -205,8 +205,16 @@ pub enum PolicyError {
     /// The key `gpu_price`.
     #[error("gpu_price must be a number from 0 to inf, found {0}")]
     GpuPrice(f64),
+    /// A price of the key `gpu_prices`.
+    #[error("gpu_prices.{model} must be a number from 0 to inf, found {found}")]
+    ModelPrice {
+        /// Whose it is.
+        model: String,
+        /// What was given.
+        found: f64,
+    },
     /// A policy that has no price.
-    #[error("gpu_price needs the policy downbeat, found {0}")]
+    #[error("gpu_price and gpu_prices need the policy downbeat, found {0}")]
     NoPrice(String),
     /// The rate of `orloj:B`.
     #[error("policy orloj:B needs a number from 1e-9 to 1 for a millisecond, found `{0}`")]
@@ -247,6 +255,29 @@ impl Policy {
             Self::DownbeatTuned(tuning) => Ok(Self::of_tuning(Tuning { gpu_price, ..tuning })),
             other => Err(PolicyError::NoPrice(other.to_string())),
         }
+    }
+
+    /// Holds the prices of single models against what they can be.
+    ///
+    /// # Errors
+    /// If one cannot be, or the policy has none.
+    pub fn check_gpu_prices<'a>(
+        self,
+        prices: impl IntoIterator<Item = (&'a String, &'a f64)>,
+    ) -> Result<(), PolicyError> {
+        for (model, &price) in prices {
+            self.with_gpu_price(Some(price)).map_err(|error| match error {
+                PolicyError::GpuPrice(found) => PolicyError::ModelPrice { model: model.clone(), found },
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The policy of a model with a price of its own; policies that have none stay as they are.
+    #[must_use]
+    pub(crate) fn of_model(self, gpu_price: Option<f64>) -> Self {
+        self.with_gpu_price(gpu_price).unwrap_or(self)
     }
 
     /// As it is written, whatever was said.

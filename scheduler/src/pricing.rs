@@ -51,6 +51,9 @@ impl Load {
 
     /// The plan's price for this model: dearer for whoever pays more for GPUs than others do.
     pub(crate) fn price(&self, price: f64, gpu_price_mean: f64) -> f64 {
+        if self.gpu_price.is_infinite() {
+            return f64::INFINITY;
+        }
         if price.is_finite() { price * (1.0 + self.gpu_price) / (1.0 + gpu_price_mean) } else { price }
     }
 
@@ -210,11 +213,19 @@ impl Pricing {
     }
 }
 
-/// What GPU time is worth to whoever uses it, on average over the time that is used.
+/// What GPU time is worth to whoever uses it, on average over the time that is used. To whom it is worth anything the
+/// others' price means nothing: these are left out unless all are like that.
 fn mean_gpu_price(loads: &[Load]) -> f64 {
+    let finite = || loads.iter().filter(|load| load.gpu_price.is_finite());
     let used = |load: &Load| load.rate * load.execution_ms(1.0);
-    let all: f64 = loads.iter().map(used).sum();
-    if all > 0.0 { loads.iter().map(|load| load.gpu_price * used(load) / all).sum() } else { 0.0 }
+    let all: f64 = finite().map(used).sum();
+    if all > 0.0 {
+        finite().map(|load| load.gpu_price * used(load) / all).sum()
+    } else if loads.is_empty() {
+        0.0
+    } else {
+        f64::INFINITY
+    }
 }
 
 #[cfg(test)]
@@ -291,6 +302,16 @@ mod tests {
             let other = Load { gpu_price: 8.0, ..one };
             prop_assert!(one.size(one.price(price, mean)) <= other.size(other.price(price, mean)));
         }
+    }
+
+    #[test]
+    fn who_pays_anything_for_gpus_changes_nothing_for_others() {
+        let cheap = Load { rate: 0.1, gap_ms: 10.0, fixed_ms: 5.0, task_ms: 1.0, target: 10.0, gpu_price: 0.0 };
+        let dear = Load { gpu_price: f64::INFINITY, ..cheap };
+        let plan = Pricing::default().plan(&[cheap, dear], 8);
+        assert!(plan.price.is_finite() && plan.gpu_price == 0.0 && plan.open == 8, "{plan:?}");
+        assert_eq!(cheap.price(plan.price, plan.gpu_price), plan.price);
+        assert_eq!(dear.size(dear.price(plan.price, plan.gpu_price)), 11.0);
     }
 
     #[test]

@@ -159,6 +159,8 @@ struct Model {
     queue_max: Vec<u32>,
     /// If what a batch takes depends on its tasks.
     cost: Option<BatchCost>,
+    /// As [`Offered::gpu_price`].
+    gpu_price: Option<f64>,
     applications: Applications,
     /// As [`Planner::tables_made`] had it when control was told.
     told_tables: u64,
@@ -691,13 +693,14 @@ impl Shard {
     }
 
     fn on_offered(&mut self, now: Timestamp, offered: Offered) {
-        let Offered { model, budget, weights, queue_max, cost, common, offers } = offered;
+        let Offered { model, budget, weights, queue_max, cost, gpu_price, common, offers } = offered;
         let entry = self.models.entry(model).or_insert_with(|| Model {
             budget,
             data: NetworkTime::new(budget.data_per_task),
             weights,
             queue_max: Vec::new(),
             cost,
+            gpu_price,
             applications: Applications::default(),
             told_tables: 0,
             hosted: Err(DropReason::NoBackend),
@@ -785,8 +788,8 @@ impl Shard {
         let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
         let planned = (profile.latency(1), entry.budget);
         let weights = Weights { load: self.estimates.load(model, entry.weights.load), ..entry.weights };
-        let dynamic = entry.cost.map(Into::into);
-        let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic };
+        let (dynamic, gpu_price) = (entry.cost.map(Into::into), entry.gpu_price);
+        let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic, gpu_price };
         self.planner.handle_model(now, model, config);
         if entry.told.replace(planned) != Some(planned) {
             let news = ShardToControl::Planned(model, planned.0, planned.1);

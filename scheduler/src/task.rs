@@ -43,13 +43,15 @@ pub struct ModelConfig {
     pub weights: Weights,
     /// If what a batch takes depends on its tasks; then l(b) is the mean.
     pub dynamic: Option<BatchCost>,
+    /// What GPU time is worth to the model's owner, if that is not what it is worth to all; as the model comes.
+    pub gpu_price: Option<f64>,
 }
 
 impl ModelConfig {
     /// Of a model without weights, with what the network costs all.
     #[must_use]
     pub fn new(profile: LatencyProfile, queue_max: usize) -> Self {
-        Self { profile, queue_max, budget: None, weights: Weights::default(), dynamic: None }
+        Self { profile, queue_max, budget: None, weights: Weights::default(), dynamic: None, gpu_price: None }
     }
 }
 

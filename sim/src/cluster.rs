@@ -209,8 +209,9 @@ impl<'a> Cluster<'a> {
                 ProfileChange::Common(id) => {
                     let profile = self.estimates.profile(id).clone();
                     let weights = self.planned_weights(id);
-                    let dynamic = self.workload.models[id.0 as usize].dynamic.as_ref().map(|dynamic| dynamic.cost);
-                    let config = ModelConfig { weights, dynamic, ..ModelConfig::new(profile, QUEUE_MAX) };
+                    let model = &self.workload.models[id.0 as usize];
+                    let (dynamic, gpu_price) = (model.dynamic.as_ref().map(|dynamic| dynamic.cost), model.gpu_price);
+                    let config = ModelConfig { weights, dynamic, gpu_price, ..ModelConfig::new(profile, QUEUE_MAX) };
                     self.planner.handle_model(now, id, config);
                 }
                 ProfileChange::OfGpu(id, gpu) => {

@@ -96,6 +96,8 @@ pub struct Model {
     pub classes: Vec<Class>,
     /// Its part of the aggregate rate; all parts make 1. None, if it has `clients` and other models have not.
     pub share: f64,
+    /// What GPU time is worth to its owner, if that is not what the policy says: for policies that have a price.
+    pub gpu_price: Option<f64>,
     /// What its weights take.
     pub weights: Weights,
     /// Clients that each ask again when they are answered; if there are any, nobody else asks for it.
@@ -504,6 +506,16 @@ mod checks {
         }
 
         fn add_models(&self, model: &raw::Model, terms: &Terms, models: &mut Vec<Model>) -> Result<()> {
+            let key =
+                format!("model {:?}: gpu_price", model.name.as_ref().or(model.zoo.as_ref()).map_or("", String::as_str));
+            let gpu_price = model.gpu_price.map(|price| self.range(&key, price, 0.0, f64::INFINITY)).transpose()?;
+            let first = models.len();
+            self.add_unpriced(model, terms, models)?;
+            models[first..].iter_mut().for_each(|model| model.gpu_price = gpu_price);
+            Ok(())
+        }
+
+        fn add_unpriced(&self, model: &raw::Model, terms: &Terms, models: &mut Vec<Model>) -> Result<()> {
             if let Some(zoo) = &model.zoo {
                 let alone = model.name.is_none()
                     && model.alpha_ms.is_none()
@@ -769,6 +781,7 @@ mod checks {
                 offers,
                 classes,
                 share: 0.0,
+                gpu_price: None,
                 weights: Weights::default(),
                 clients: 0,
                 dynamic: None,

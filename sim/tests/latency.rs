@@ -109,3 +109,22 @@ fn a_lone_request_does_not_wait() {
         }
     }
 }
+
+/// Beside a model whose owner pays anything for GPUs the other one is served as if all were cheap.
+#[test]
+fn a_model_may_have_a_price_of_its_own() {
+    let model = |name: &str, more: &str| {
+        format!("[[model]]\nname = \"{name}\"\nalpha_ms = 1.053\nbeta_ms = 5.072\nslo_ms = 25\n{more}")
+    };
+    let of = |prices: [&str; 2], policy| {
+        let [cheap, dear] = [model("cheap", prices[0]), model("dear", prices[1])];
+        let report = run(&workload(&format!("gpus = 8\nseconds = 10\n{cheap}{dear}")), policy, 0.2 * PEAK_RPS, 10.0);
+        [&report.models[0], &report.models[1]].map(|model| model.figures.p50_ms.unwrap())
+    };
+    let eager = of(["", ""], "eager")[0];
+    let [cheap, dear] = of(["", "gpu_price = inf\n"], "downbeat");
+    assert!(cheap <= 1.1 * eager && dear >= 2.5 * eager, "{cheap} and {dear}, eager {eager}");
+    let [other, dearer] = of(["gpu_price = 0\n", ""], "downbeat:gpu_price=inf");
+    assert!(other <= 1.1 * eager && (dearer / dear - 1.0).abs() < 0.05, "{other} and {dearer}");
+    assert_eq!(of(["gpu_price = 9\n", ""], "eager")[0], eager, "policies without a price know none");
+}

@@ -63,6 +63,8 @@ pub(super) struct Layout {
     pub policy: String,
     /// Its price of GPU time.
     pub gpu_price: Option<f64>,
+    /// The same of single models.
+    pub gpu_prices: BTreeMap<String, f64>,
     /// The scheduler's ModelThreads.
     pub model_threads: scheduler::config::ModelThreadCount,
     /// Cores that the scheduler's threads are pinned to.
@@ -208,6 +210,7 @@ impl Default for Layout {
             suspect_ms: scheduler::config::SUSPECT_MS,
             policy: scheduler::Policy::default().to_string(),
             gpu_price: None,
+            gpu_prices: BTreeMap::new(),
             model_threads: scheduler::config::ModelThreadCount::default(),
             cores: Vec::new(),
             network: scheduler::config::Network::default(),
@@ -232,7 +235,8 @@ impl Layout {
     /// What a member would refuse too, but only in its log.
     fn check(&self) -> Result<()> {
         let policy = Policy::of_cluster(&self.policy).context("policy")?;
-        policy.with_gpu_price(self.gpu_price).map_err(|error| anyhow!(error))?;
+        let policy = policy.with_gpu_price(self.gpu_price).map_err(|error| anyhow!(error))?;
+        policy.check_gpu_prices(&self.gpu_prices).map_err(|error| anyhow!(error))?;
         self.clients.grants().map_err(|error| anyhow!(error))?;
         self.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
         let (schedulers, frontends, backends) = (self.schedulers, self.http.len(), self.backend.len());
@@ -553,6 +557,7 @@ impl Wiring {
             fabric: self.member(layout, layout.scheduler_name(index), self.scheduler_address(index, ROCE_PORT)),
             policy: layout.policy.clone(),
             gpu_price: layout.gpu_price,
+            gpu_prices: layout.gpu_prices.clone(),
             model_threads: layout.model_threads,
             cores: layout.cores.clone(),
             network: layout.network,

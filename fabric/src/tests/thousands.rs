@@ -1,7 +1,10 @@
 //! Thousands of models: the cores of one member of each role join over connections that hold as little as real ones,
 //! and whose readers take in one frame a turn.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use backend::{
     core::{Core as BackendCore, CoreConfig as BackendConfig, Output as BackendOutput, Peer},
@@ -148,6 +151,7 @@ impl World {
             addresses: Vec::new(),
             succession: SuccessionConfig::ALONE,
             first_id: 0,
+            gpu_prices: BTreeMap::new(),
         };
         let models: Vec<_> = (0..MODELS).map(loaded).collect();
         let staging = Staging::new(GPUS as usize, &[models[0].shape]);

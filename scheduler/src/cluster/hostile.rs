@@ -3,7 +3,7 @@
 //! nobody else is, and once they are gone the others work as before.
 //! A failing seed is printed; `DOWNBEAT_SEED=n cargo test -p scheduler hostile` replays it alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{
     Application, BatchCost, Brought, ChangeId, Epoch, FilesDigest, GpuId, LatencyProfile, LinkId, LoadId, PlanId,
@@ -77,6 +77,7 @@ impl World {
             addresses,
             succession: SuccessionConfig::ALONE,
             first_id: 0,
+            gpu_prices: BTreeMap::new(),
         };
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),

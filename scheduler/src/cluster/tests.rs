@@ -42,6 +42,7 @@ fn config() -> ClusterConfig {
         addresses: Vec::new(),
         succession: SuccessionConfig::ALONE,
         first_id: 0,
+        gpu_prices: BTreeMap::new(),
     }
 }
 

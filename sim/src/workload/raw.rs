@@ -117,6 +117,7 @@ pub(super) struct Model {
     pub count: Option<usize>,
     pub share: Option<f64>,
     pub zoo: Option<String>,
+    pub gpu_price: Option<f64>,
     pub weights_mb: Option<f64>,
     pub load_ms: Option<f64>,
     pub clients: Option<u32>,

@@ -91,8 +91,8 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (
             changed("slo_ms", "slo"),
             "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, \
-             `slo_ms`, `background`, `classes`, `max_batch`, `count`, `share`, `zoo`, `weights_mb`, `load_ms`, \
-             `clients`, `cost`, `applications`, `slo_x_p99`",
+             `slo_ms`, `background`, `classes`, `max_batch`, `count`, `share`, `zoo`, `gpu_price`, `weights_mb`, \
+             `load_ms`, `clients`, `cost`, `applications`, `slo_x_p99`",
         ),
         (MODEL.to_owned(), "w.toml, line 1: missing field `gpus`"),
         (with("seconds = \"x\""), "w.toml, line 2: invalid type: string \"x\", expected f64"),
@@ -168,6 +168,14 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (changed("name = \"m\"\n", ""), "w.toml: [[model]] number 1: expected `name` or `zoo`, found neither"),
         (changed("5.072", "-5.072"), "w.toml: model \"m\": beta_ms: expected a number from 0 to 3600000, found -5.072"),
         (changed("1.053", "nan"), "w.toml: model \"m\": alpha_ms: expected a number from 0 to 3600000, found NaN"),
+        (
+            changed("5.072", "5.072\ngpu_price = -1"),
+            "w.toml: model \"m\": gpu_price: expected a number from 0 to inf, found -1",
+        ),
+        (
+            changed("5.072", "5.072\ngpu_price = nan"),
+            "w.toml: model \"m\": gpu_price: expected a number from 0 to inf, found NaN",
+        ),
         (
             changed("= 25", "= 6"),
             "w.toml: model \"m\": slo_ms: expected at least l(1) = 6.125 ms and the network budget of 0 ns, found \

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use gateway::config::ModelControlMode;
 use repository::{Executor, Model, Processor, Refused, Repository};
 
@@ -201,8 +201,14 @@ fn lay_out(files: &[PathBuf], repository: &Path) -> Result<PathBuf> {
     Ok(repository.to_owned())
 }
 
-/// What backends would refuse of the models that they are told of, again and again and only in their logs.
+/// What backends would refuse of the models that they are told of, again and again and only in their logs; and prices
+/// of models that the repository lacks.
 fn check_models(layout: &Layout, repository: &Repository, is_flag: bool) -> Result<()> {
+    let mut names: Vec<&str> = repository.models.iter().map(|model| model.name.as_str()).collect();
+    names.dedup();
+    if let Some(unknown) = layout.gpu_prices.keys().find(|name| !names.contains(&name.as_str())) {
+        bail!("gpu_prices: found {unknown}, expected some of: {}", repository::told(names.into_iter()));
+    }
     let wiring = Wiring::random();
     for index in 0..layout.backend.len() {
         let config: backend::config::Config =
@@ -374,6 +380,9 @@ mod tests {
         let mut pins = layout();
         pins.backend[0].pinned = vec!["nope".to_owned()];
         assert_eq!(text(&pins, false), "backend 0: pinned: found nope, expected some of: a, b");
+        let prices = |name: &str| Layout { gpu_prices: [(name.to_owned(), 4.0)].into(), ..layout() };
+        check(&prices("b"), false).unwrap();
+        assert_eq!(text(&prices("nope"), false), "gpu_prices: found nope, expected some of: a, b");
         let mut hosts = layout();
         hosts.backend[0].models = vec!["nope".to_owned()];
         assert_eq!(text(&hosts, false), "backend 0: placement: found model nope, expected one of: a, b");
