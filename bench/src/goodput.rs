@@ -64,6 +64,17 @@ pub struct Goodput {
     pub policy: String,
     /// Median over seeds of the highest rate found, in requests a second.
     pub goodput_rps: f64,
+    /// The same where all requests together are judged: a model that is late does not decide alone. `null` if there is
+    /// one model, and in real time; where memory is short it is `goodput_rps`.
+    pub goodput_in_all_rps: Option<f64>,
+    /// What came in the run at `goodput_rps`: chance, and the minutes of `functions`, make it another rate.
+    pub offered_rps: f64,
+    /// Median latency of all that was answered in that run; `null` if nothing was.
+    pub p50_ms: Option<f64>,
+    /// Its 99.99th percentile.
+    pub p9999_ms: Option<f64>,
+    /// The model with the largest part of late or dropped requests, and that part.
+    pub worst: Option<(String, f64)>,
     /// Mean of batch sizes over batches.
     pub batch_mean: f64,
     /// Time that GPUs executed, of all GPUs' time.
@@ -105,6 +116,28 @@ pub struct Probe {
     pub seed: u64,
     /// The search ends when its bounds are this close, as a part of the upper one.
     pub resolution: f64,
+    /// Whose requests are to be good.
+    pub judged: Judged,
+}
+
+/// Whose requests are late or dropped by at most [`BAD_RATE_MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judged {
+    /// Those of each model and class; where memory is short all together, as of thousands of models most are asked for
+    /// too rarely to be judged each.
+    Each,
+    /// All together.
+    InAll,
+}
+
+impl Judged {
+    fn is_good(self, workload: &Workload, report: &Report) -> bool {
+        if self == Self::InAll || workload.memory.is_some() {
+            report.totals.bad_rate() <= BAD_RATE_MAX
+        } else {
+            report.models.iter().all(|model| model.worst_bad_rate() <= BAD_RATE_MAX)
+        }
+    }
 }
 
 /// Searches with one seed. `progress` is told what part of the search is done, from 0
@@ -132,7 +165,7 @@ fn search_with<E>(
     probe: &Probe,
     progress: &mut dyn FnMut(f64, f64),
 ) -> Result<Option<Report>, E> {
-    let &Probe { seconds, seed, resolution } = probe;
+    let &Probe { seconds, seed, resolution, judged } = probe;
     let mut bounds = (0.0, workload.capacity_rps());
     let probes = resolution.log2().abs().ceil() + 1.0;
     let mut done = 0.0;
@@ -145,13 +178,7 @@ fn search_with<E>(
         let report = run(&options, &mut |second| {
             progress(((done + second / seconds) / probes).min(1.0), rate_rps);
         })?;
-        // Of thousands of models most are asked for too rarely to be judged each.
-        let is_good = if workload.memory.is_some() {
-            report.totals.bad_rate() <= BAD_RATE_MAX
-        } else {
-            report.models.iter().all(|model| model.worst_bad_rate() <= BAD_RATE_MAX)
-        };
-        if is_good {
+        if judged.is_good(workload, &report) {
             bounds.0 = rate_rps;
             best = Some(report);
         } else {
@@ -198,27 +225,37 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
         let expected = "a workload whose models all fit the memory and whose rates are given";
         return Err(CommandError::flag("--real-time", expected, &workload.name));
     }
-    let bar = ProgressBar::new(1000 * args.seeds);
+    let has_both = workload.models.len() > 1 && workload.memory.is_none() && !args.real_time;
+    let judges = if has_both { &[Judged::Each, Judged::InAll][..] } else { &[Judged::Each] };
+    let bar = ProgressBar::new(1000 * args.seeds * judges.len() as u64);
     let style = ProgressStyle::with_template("searching [{bar:40}] {percent} %, {msg}, {eta} left");
     bar.set_style(style.expect("a constant template").progress_chars("=> "));
-    let mut found = Vec::new();
-    for index in 0..args.seeds {
-        let seed = args.seed.wrapping_add(index);
-        let probe = Probe { seconds, seed, resolution: RESOLUTION };
-        let mut progress = |part: f64, rate_rps: f64| {
-            bar.set_position(1000 * index + (1000.0 * part) as u64);
-            bar.set_message(format!("seed {seed}, {rate_rps:.0} requests/s"));
-        };
-        let report = if args.real_time {
-            let run = |options: &Options, progress: &mut dyn FnMut(f64)| real_time::run(&workload, options, progress);
-            search_with(run, &workload, args.policy, &probe, &mut progress)?
-        } else {
-            search(&workload, args.policy, &probe, &mut progress)?
-        };
-        found.push(report);
+    let mut found = [Vec::new(), Vec::new()];
+    for (place, (&judged, found)) in judges.iter().zip(&mut found).enumerate() {
+        for index in 0..args.seeds {
+            let seed = args.seed.wrapping_add(index);
+            let probe = Probe { seconds, seed, resolution: RESOLUTION, judged };
+            let mut progress = |part: f64, rate_rps: f64| {
+                bar.set_position(1000 * (place as u64 * args.seeds + index) + (1000.0 * part) as u64);
+                bar.set_message(format!("seed {seed}, {rate_rps:.0} requests/s"));
+            };
+            let report = if args.real_time {
+                let run =
+                    |options: &Options, progress: &mut dyn FnMut(f64)| real_time::run(&workload, options, progress);
+                search_with(run, &workload, args.policy, &probe, &mut progress)?
+            } else {
+                search(&workload, args.policy, &probe, &mut progress)?
+            };
+            found.push(report);
+        }
     }
     bar.finish_and_clear();
-    let goodput = median(&workload, args.policy, found);
+    let [each, in_all] = found;
+    let mut goodput = median(&workload, args.policy, each);
+    goodput.goodput_in_all_rps = match judges.len() {
+        1 => workload.memory.map(|_| goodput.goodput_rps),
+        _ => Some(median(&workload, args.policy, in_all).goodput_rps),
+    };
     if args.json {
         println!("{}", serde_json::to_string(&goodput).expect("plain data"));
     } else {
@@ -247,6 +284,11 @@ fn median(workload: &Workload, policy: Policy, mut found: Vec<Option<Report>>) -
         workload: workload.name.clone(),
         policy: policy.to_string(),
         goodput_rps,
+        goodput_in_all_rps: None,
+        offered_rps: report.map_or(0.0, |report| report.totals.offered_rps),
+        p50_ms: report.and_then(|report| report.totals.p50_ms),
+        p9999_ms: report.and_then(|report| report.totals.p9999_ms),
+        worst: report.and_then(worst),
         batch_mean: report.map_or(0.0, |report| report.batch_mean),
         gpu_busy_fraction: report.map_or(0.0, |report| report.gpu_busy_fraction),
         gpus_used_mean: report.map_or(0.0, |report| report.gpus_used_mean),
@@ -255,26 +297,47 @@ fn median(workload: &Workload, policy: Policy, mut found: Vec<Option<Report>>) -
     }
 }
 
+/// The model that fared worst.
+#[must_use]
+pub fn worst(report: &Report) -> Option<(String, f64)> {
+    let models = report.models.iter().map(|model| (model.name.clone(), model.worst_bad_rate()));
+    models.max_by(|one, other| one.1.total_cmp(&other.1))
+}
+
 impl Goodput {
     /// A table for people.
     #[must_use]
     pub fn table(&self) -> String {
-        let mut lines = vec![format!(
-            "{} under {}: {:.0} requests/s; mean batch {:.2}, GPUs busy {:.1} % of the time, {:.2} used in a second\n",
-            self.workload,
-            self.policy,
-            self.goodput_rps,
-            self.batch_mean,
-            100.0 * self.gpu_busy_fraction,
-            self.gpus_used_mean
-        )];
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+        let percent = |part: f64| format!("{:.3} %", 100.0 * part);
+        let in_all = self.goodput_in_all_rps.map_or_else(String::new, |rate_rps| {
+            format!("; {rate_rps:.0} requests/s if all models are judged together")
+        });
+        let mut lines = vec![
+            format!(
+                "{} under {}: {:.0} requests/s (asked for at {:.0}){in_all}",
+                self.workload, self.policy, self.offered_rps, self.goodput_rps
+            ),
+            format!(
+                "p50 {} ms, p99.99 {} ms; worst: {}",
+                number(self.p50_ms),
+                number(self.p9999_ms),
+                self.worst
+                    .as_ref()
+                    .map_or_else(|| "-".to_owned(), |(name, bad)| format!("{name}, {} bad", percent(*bad))),
+            ),
+            format!(
+                "mean batch {:.2}, GPUs busy {:.1} % of the time, {:.2} used in a second\n",
+                self.batch_mean,
+                100.0 * self.gpu_busy_fraction,
+                self.gpus_used_mean
+            ),
+        ];
         let row = |cells: [String; 6]| {
             let [name, offered, bad, p50, p99, batch] = cells;
             format!("{name:<24}{offered:>12}{bad:>10}{p50:>10}{p99:>10}{batch:>7}")
         };
         lines.push(row(["model", "offered r/s", "bad", "p50 ms", "p99 ms", "batch"].map(str::to_owned)));
-        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
-        let percent = |part: f64| format!("{:.3} %", 100.0 * part);
         for model in &self.models {
             lines.push(row([
                 model.name.clone(),
@@ -312,7 +375,7 @@ mod tests {
     }
 
     fn probe(seconds: f64, seed: u64) -> Probe {
-        Probe { seconds, seed, resolution: RESOLUTION }
+        Probe { seconds, seed, resolution: RESOLUTION, judged: Judged::Each }
     }
 
     #[test]
@@ -324,6 +387,25 @@ mod tests {
         let report = search(&workload, Policy::Eager, &probe(10.0, 1), &mut |_, _| ()).unwrap().unwrap();
         // The search approaches the capacity from below.
         assert!((99.8..=100.0).contains(&report.rate_rps), "{}", report.rate_rps);
+    }
+
+    /// One model of a hundredth of all requests can hardly be met: it decides alone unless all are judged together.
+    #[test]
+    fn a_model_that_is_late_decides_only_where_each_is_judged() {
+        let text = "gpus = 2\n[[model]]\nname = \"usual\"\nlatency_ms = [10]\nslo_ms = 200\nshare = 0.995\n\
+                    [[model]]\nname = \"tight\"\nlatency_ms = [10]\nslo_ms = 10.1\nshare = 0.005\n";
+        let workload = workload(text);
+        let [each, in_all] = [Judged::Each, Judged::InAll].map(|judged| {
+            let probe = Probe { judged, ..probe(60.0, 1) };
+            search(&workload, Policy::Eager, &probe, &mut |_, _| ()).unwrap().unwrap()
+        });
+        assert!(each.rate_rps < 100.0 && in_all.rate_rps > 150.0, "{} and {}", each.rate_rps, in_all.rate_rps);
+        assert_eq!(worst(&in_all).unwrap().0, "tight");
+        let goodput = median(&workload, Policy::Eager, vec![Some(in_all)]);
+        let text = Goodput { goodput_in_all_rps: Some(150.0), ..goodput }.table();
+        let head: Vec<&str> = text.lines().take(2).collect();
+        assert!(head[0].ends_with("; 150 requests/s if all models are judged together"), "{text}");
+        assert!(head[1].starts_with("p50 ") && head[1].contains("worst: tight, "), "{text}");
     }
 
     #[test]

@@ -4,7 +4,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     context::{
-        Context, GOODPUT, POLICIES, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, workload,
+        BESIDE, Context, GOODPUT, POLICIES, Search, axis_of, beside, legend_of, look_of, note_rivals, policy, rate_of,
+        workload,
     },
     figure::{Figure, FigureError},
     table::{Table, cell},
@@ -51,7 +52,7 @@ pub(crate) fn latencies_ms() -> Vec<f64> {
 }
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["SLO (ms)", "policy", "goodput (r/s)", "mean batch"]);
+    let mut table = Table::new(&["SLO (ms)", "policy", "goodput (r/s)", "mean batch", BESIDE[0], BESIDE[1], BESIDE[2]]);
     let copies = |slo_ms: f64| {
         let latencies = latencies_ms();
         let text = format!(
@@ -71,7 +72,8 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         for ((name, report), series) in POLICIES.iter().zip(reports).zip(&mut series) {
             series.points.push((*slo_ms, rate_of(report)));
             let batch = report.as_ref().map_or(0.0, |report| report.batch_mean);
-            table.push([cell(*slo_ms), (*name).into(), cell(rate_of(report)), cell(batch)]);
+            let [p50, p9999, worst] = beside(report);
+            table.push([cell(*slo_ms), (*name).into(), cell(rate_of(report)), cell(batch), p50, p9999, worst]);
         }
     }
     let (_, largest_ms) = LATENCIES_MS[LATENCIES_MS.len() - 1];

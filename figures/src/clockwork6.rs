@@ -5,7 +5,7 @@ use proto::{Span, Timestamp};
 use sim::{Options, Workload, arrivals::Arrivals, cluster, trace::Event};
 
 use crate::{
-    context::{Context, REQUESTS_PER_CORE_SECOND, policy, workload},
+    context::{Context, REQUESTS_PER_CORE_SECOND, note_ahead, policy, workload},
     figure::{Figure, FigureError},
     table::{Table, cell},
 };
@@ -122,6 +122,11 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
             table.push([(*name).into(), cell(active), minor, major, minor_ms, major_ms, longest_ms]);
         }
     }
+    let in_time =
+        |parts: &[Part], class: usize| parts.iter().map(|part| part.in_time[class]).sum::<u64>() as f64 / seconds;
+    let values = ["Minor", "Major"].iter().enumerate();
+    let values = values.map(|(class, who)| ((*who).to_owned(), in_time(&found[0], class), in_time(&found[1], class)));
+    note_ahead(&mut table, NAMES[1], "requests answered in time a second", false, &values.collect::<Vec<_>>());
     let x = Axis::new("Major's models", (0.0, MODELS as f64));
     let panel =
         |title: &str, y: Axis, series| Panel { title: title.to_owned(), x: x.clone(), y, series, boxes: Vec::new() };

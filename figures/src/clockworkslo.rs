@@ -6,7 +6,7 @@ use sim::{Options, Report, cluster, trace::Event};
 
 use crate::{
     clockwork8::{models, with_jitter},
-    context::{Context, look_of, policy},
+    context::{Context, look_of, note_ahead, policy},
     figure::{Figure, FigureError},
     table::{Table, cell},
 };
@@ -128,6 +128,17 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
             p50,
             p9999,
         ]);
+    }
+    for (what, of) in [
+        ("the median (ms)", (|measured| measured.quantile(0.5)) as fn(&Measured) -> f64),
+        ("the 99.99th percentile (ms)", |measured| measured.quantile(0.9999)),
+    ] {
+        let pairs = jobs.chunks(NAMES.len()).zip(found.chunks(NAMES.len()));
+        let values = pairs.map(|(jobs, found)| {
+            let (row, assignment, _) = jobs[0];
+            (format!("{assignment}, {} ms", row.slo_ms), of(&found[0]), of(&found[1]))
+        });
+        note_ahead(&mut table, NAMES[1], what, true, &values.collect::<Vec<_>>());
     }
     let mut panels = Vec::new();
     for (row, found) in REPORTED.iter().zip(found.chunks(ASSIGNMENTS.len() * NAMES.len())) {

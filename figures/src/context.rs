@@ -10,13 +10,16 @@ use std::{
     thread,
 };
 
-use bench::goodput::{self, Probe};
+use bench::goodput::{self, Judged, Probe};
 use chart::{Axis, Series};
 use indicatif::ProgressBar;
 use scheduler::Policy;
 use sim::{Options, Report, Workload, checker::Violation, cluster};
 
-use crate::{figure::FigureError, table::Table};
+use crate::{
+    figure::FigureError,
+    table::{Table, cell},
+};
 
 /// Requests that a core simulates in a second, about. Budgets are turned into requests with it and not by a clock, so
 /// that one budget gives one result on every machine.
@@ -73,7 +76,7 @@ impl Context {
         let seconds = self.seconds(searches.iter().map(rate).sum());
         self.bar.inc_length(searches.len() as u64);
         let found = self.parallel(searches, |search| {
-            let probe = Probe { seconds, seed: self.seed, resolution: goodput::RESOLUTION };
+            let probe = Probe { seconds, seed: self.seed, resolution: goodput::RESOLUTION, judged: Judged::Each };
             goodput::search(&search.workload, search.policy, &probe, &mut |_, _| ())
         })?;
         // Where next to nothing can be served there is nothing to be precise about.
@@ -212,6 +215,34 @@ pub(crate) fn rate_of(report: &Option<Report>) -> f64 {
     report.as_ref().map_or(0.0, |report| report.rate_rps)
 }
 
+/// Columns that stand beside a goodput.
+pub(crate) const BESIDE: [&str; 3] = ["p50 (ms)", "p99.99 (ms)", "worst model (% bad)"];
+
+/// What they say of the run at a search's result.
+pub(crate) fn beside(report: &Option<Report>) -> [String; 3] {
+    let Some(report) = report else { return ["-".into(), "-".into(), "-".into()] };
+    let latency = |ms: Option<f64>| ms.map_or_else(|| "-".to_owned(), cell);
+    let worst = goodput::worst(report);
+    let worst = worst.map_or_else(|| "-".to_owned(), |(name, bad)| format!("{name}: {}", cell(100.0 * bad)));
+    [latency(report.totals.p50_ms), latency(report.totals.p9999_ms), worst]
+}
+
+/// Notes in which settings another policy's value is better than `downbeat`'s by more than a fiftieth; each is the
+/// setting, `downbeat`'s value and the other's.
+pub(crate) fn note_ahead(table: &mut Table, other: &str, what: &str, is_cost: bool, values: &[(String, f64, f64)]) {
+    let is_ahead = |ours: f64, theirs: f64| if is_cost { theirs < 0.98 * ours } else { theirs > 1.02 * ours };
+    let ahead = values.iter().filter(|(_, ours, theirs)| is_ahead(*ours, *theirs));
+    let ahead: Vec<String> =
+        ahead.map(|(setting, ours, theirs)| format!("{setting} ({} against {})", cell(*theirs), cell(*ours))).collect();
+    let finding = match ahead.len() {
+        0 => format!("`{other}` is nowhere ahead of `downbeat` in {what}."),
+        count => {
+            format!("`{other}` is ahead of `downbeat` in {what} in {count} of {}: {}.", values.len(), ahead.join("; "))
+        }
+    };
+    table.note("finding", finding);
+}
+
 /// A policy's fixed look.
 pub(crate) fn look_of(policy: &str) -> usize {
     POLICIES.iter().position(|&name| name == policy).unwrap_or(chart::GREY)
@@ -261,6 +292,19 @@ mod tests {
         assert_eq!(finding(&GOODPUT), format!("{more} the goodput of the best of {rivals}"));
         let less = "In 2 settings `downbeat` needs 1.200 to 1.250 times (median 1.250; more than 1.005 in 2)";
         assert_eq!(finding(&GPUS_NEEDED), format!("{less} as many GPUs as whichever needs fewest of {rivals}"));
+    }
+
+    #[test]
+    fn where_another_policy_is_ahead_is_told() {
+        let values = [("10 ms".to_owned(), 9.0, 4.0), ("20 ms".to_owned(), 9.0, 8.9), ("30 ms".to_owned(), 9.0, 10.0)];
+        let told = |is_cost| {
+            let mut table = Table::default();
+            note_ahead(&mut table, "clockwork", "p50", is_cost, &values);
+            table.noted("finding").unwrap().to_owned()
+        };
+        let ahead = "`clockwork` is ahead of `downbeat` in p50 in 1 of 3";
+        assert_eq!(told(true), format!("{ahead}: 10 ms (4.000 against 9.000)."));
+        assert_eq!(told(false), format!("{ahead}: 30 ms (10.00 against 9.000)."));
     }
 
     #[test]

@@ -4,7 +4,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     context::{
-        Context, GOODPUT, POLICIES, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, workload,
+        BESIDE, Context, GOODPUT, POLICIES, Search, axis_of, beside, legend_of, look_of, note_rivals, policy, rate_of,
+        workload,
     },
     figure::{Figure, FigureError},
     table::{Table, cell},
@@ -33,7 +34,7 @@ const SETTINGS: [(&str, &str, &str); 4] = [
 const SLOS_MS: [f64; 8] = [15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0];
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["workload", "SLO (ms)", "policy", "goodput (r/s)"]);
+    let mut table = Table::new(&["workload", "SLO (ms)", "policy", "goodput (r/s)", BESIDE[0], BESIDE[1], BESIDE[2]]);
     let mut searches = Vec::new();
     for (name, popularity, arrivals) in SETTINGS {
         for slo_ms in SLOS_MS {
@@ -47,7 +48,9 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
             );
         }
     }
-    let rates: Vec<_> = context.goodputs(&searches, &mut table)?.iter().map(rate_of).collect();
+    let found = context.goodputs(&searches, &mut table)?;
+    let mut besides = found.iter().map(beside);
+    let rates: Vec<_> = found.iter().map(rate_of).collect();
     note_rivals(&mut table, &GOODPUT, &POLICIES, &rates);
     let mut panels = Vec::new();
     for ((name, ..), rates) in SETTINGS.iter().zip(rates.chunks(SLOS_MS.len() * POLICIES.len())) {
@@ -63,7 +66,8 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
         for (slo_ms, rates) in SLOS_MS.iter().zip(rates.chunks(POLICIES.len())) {
             for ((policy, rate), series) in POLICIES.iter().zip(rates).zip(&mut series) {
                 series.points.push((*slo_ms, *rate));
-                table.push([(*name).into(), cell(*slo_ms), (*policy).into(), cell(*rate)]);
+                let [p50, p9999, worst] = besides.next().expect("one for each search");
+                table.push([(*name).into(), cell(*slo_ms), (*policy).into(), cell(*rate), p50, p9999, worst]);
             }
         }
         let y = axis_of("goodput (r/s)", &series);

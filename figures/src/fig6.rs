@@ -4,7 +4,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     context::{
-        Context, GOODPUT, SYMPHONY, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of, workload,
+        BESIDE, Context, GOODPUT, SYMPHONY, Search, axis_of, beside, legend_of, look_of, note_rivals, policy, rate_of,
+        workload,
     },
     figure::{Figure, FigureError},
     table::{Table, cell},
@@ -33,7 +34,8 @@ const BESIDE_TIMEOUTS: [&str; 3] = [SYMPHONY, "downbeat", "deferred"];
 const TIMEOUTS: [f64; 10] = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0];
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["workload", "policy", "goodput (r/s)", "of deferred:target (%)"]);
+    let mut table =
+        Table::new(&["workload", "policy", "goodput (r/s)", "of deferred:target (%)", BESIDE[0], BESIDE[1], BESIDE[2]]);
     let betas: Vec<_> = (1..=15).step_by(2).collect();
     let synthetic = |beta: &i32| {
         let slo = 2 * (8 + beta);
@@ -55,10 +57,12 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let right = mixes.iter().flat_map(|mix| names.iter().map(|name| (mix.clone(), name.clone())));
     let searches: Vec<_> =
         left.chain(right).map(|(workload, name)| Search { workload, policy: policy(&name) }).collect();
-    let rates: Vec<_> = context.goodputs(&searches, &mut table)?.iter().map(rate_of).collect();
-    for (search, (rate, reference)) in searches.iter().zip(relative(&searches, &rates)) {
+    let found = context.goodputs(&searches, &mut table)?;
+    let rates: Vec<_> = found.iter().map(rate_of).collect();
+    for ((search, report), (rate, reference)) in searches.iter().zip(&found).zip(relative(&searches, &rates)) {
+        let [p50, p9999, worst] = beside(report);
         let (name, policy) = (search.workload.name.replace(',', ";"), search.policy.to_string());
-        table.push([name, policy, cell(rate), cell(100.0 * rate / reference)]);
+        table.push([name, policy, cell(rate), cell(100.0 * rate / reference), p50, p9999, worst]);
     }
     let split = betas.len() * COMPARED.len();
     note_rivals(&mut table, &GOODPUT, &COMPARED, &rates[..split]);

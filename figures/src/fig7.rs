@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use bench::goodput::{self, Probe};
+use bench::goodput::{self, Judged, Probe};
 use chart::{Axis, Chart, Mark, Panel, Series};
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -202,7 +202,7 @@ fn precision(requests: f64) -> String {
 fn goodputs(setup: &Setup, names: &[&str], requests: f64, seed: u64) -> Result<Vec<String>, Violation> {
     let workload = setup.workload();
     let seconds = (requests / (PROBE_RATE * workload.capacity_rps())).max(SECONDS_MIN);
-    let probe = Probe { seconds, seed, resolution: RESOLUTION };
+    let probe = Probe { seconds, seed, resolution: RESOLUTION, judged: Judged::Each };
     let goodput = |name: &&str| goodput::search(&workload, policy(name), &probe, &mut |_, _| ());
     names.iter().map(|name| Ok(cell(rate_of(&goodput(name)?)))).collect()
 }

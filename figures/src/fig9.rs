@@ -5,8 +5,8 @@ use sim::Workload;
 
 use crate::{
     context::{
-        Context, GOODPUT, POLICIES, SYMPHONY, Search, axis_of, legend_of, look_of, note_rivals, policy, rate_of,
-        workload,
+        BESIDE, Context, GOODPUT, POLICIES, SYMPHONY, Search, axis_of, beside, legend_of, look_of, note_rivals, policy,
+        rate_of, workload,
     },
     figure::{Figure, FigureError},
     table::{Table, cell},
@@ -33,26 +33,41 @@ const ZOOS: [(&str, &str); 2] = [("1080Ti", "symphony-zoo-1080ti.csv"), ("A100",
 const SETTINGS: [&str; 3] = ["mixed", "strong", "weak"];
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["GPU", "models", "policy", "goodput (r/s)", "of deferred:target (%)"]);
+    let mut table = Table::new(&[
+        "GPU",
+        "models",
+        "policy",
+        "goodput (r/s)",
+        "of deferred:target (%)",
+        BESIDE[0],
+        BESIDE[1],
+        BESIDE[2],
+    ]);
     let mut searches = Vec::new();
     for (_, zoo) in ZOOS {
         for setting in SETTINGS {
             searches.extend(POLICIES.map(|name| Search { workload: mix(zoo, setting), policy: policy(name) }));
         }
     }
-    let rates: Vec<_> = context.goodputs(&searches, &mut table)?.iter().map(rate_of).collect();
+    let found = context.goodputs(&searches, &mut table)?;
+    let mut besides = found.iter().map(beside);
+    let rates: Vec<_> = found.iter().map(rate_of).collect();
     note_rivals(&mut table, &GOODPUT, &POLICIES, &rates);
     let mut panels = Vec::new();
     for ((gpu, _), rates) in ZOOS.iter().zip(rates.chunks(SETTINGS.len() * POLICIES.len())) {
         for (setting, rates) in SETTINGS.iter().zip(rates.chunks(POLICIES.len())) {
             let reference = POLICIES.iter().position(|&name| name == SYMPHONY).map_or(0.0, |index| rates[index]);
             for (name, rate) in POLICIES.iter().zip(rates) {
+                let [p50, p9999, worst] = besides.next().expect("one for each search");
                 table.push([
                     (*gpu).into(),
                     (*setting).into(),
                     (*name).into(),
                     cell(*rate),
                     cell(100.0 * rate / reference),
+                    p50,
+                    p9999,
+                    worst,
                 ]);
             }
         }

@@ -39,6 +39,7 @@ mod orloj;
 mod orloj12;
 mod orloj13;
 mod page;
+mod pareto;
 mod schedules;
 mod stability;
 mod table;
@@ -55,6 +56,7 @@ const FIGURES: &[Figure] = &[
     stability::FIG2,
     stability::FLAT_TOP,
     stability::LOAD_PROPORTIONAL,
+    pareto::PARETO,
     schedules::FIG4,
     schedules::FIG5,
     fig6::FIG6,

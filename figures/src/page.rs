@@ -14,9 +14,12 @@ Made by `downbeat figures`; the page itself, too (`--page`). Every figure names 
 the same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on
 the machine, except where a figure says so. Beside each SVG lies its data as CSV.
 
-All figures were drawn before `downbeat` sized batches by the price of GPU time ([policy.md](policy.md)): it deferred
-every batch then, as it does now with `gpu_price = inf`, so its latencies here are higher than they are, and fewer
-GPUs are used. Nor is `symphony` in them yet, which serves 1.3 times what `deferred:target` does at twice its goodput.
+The figure of medians and GPUs, Symphony's Figures 6, 9 and 11, its Table 2 and Orloj's Figure 13 show `downbeat` as it
+is. The others were drawn before it sized batches by the price of GPU time ([policy.md](policy.md)): it deferred every
+batch then, as it does now with `gpu_price = inf`, so its latencies in them are higher than they are, and fewer GPUs are
+used. `symphony`, which serves 1.3 times what `deferred:target` does at twice its goodput, is in the figure of medians
+and GPUs alone so far. Where Clockwork's own policy is ahead, as in the medians of its section 6.5, the figure's table
+says so.
 
 What the paper's evaluation calls Symphony is the policy `deferred:target` here; `deferred` is its Algorithm 1 with
 the longest prefix that can finish for a batch, without a target size; `downbeat` is our own, and the other systems are
@@ -26,7 +29,9 @@ numbers of the papers may be lower than ours, above all those of Clockwork and N
 of their own; the order of the systems and the reasons for it are what can be compared. Where a paper's text gives a
 number, it is drawn (diamonds, dashed lines) or listed; numbers that are only in its drawings are not guessed.
 
-Goodput is the highest aggregate rate at which at most 1 % of each model's requests are late or dropped.
+Goodput is the highest aggregate rate at which at most 1 % of each model's requests are late or dropped. On a mix the
+tightest model decides; `downbeat bench goodput` says what is served if all are judged together, too. Beside goodputs
+stand the median and the 99.99th percentile of all requests at that rate, and the worst model with what it loses.
 ";
 
 /// The page for the figures whose data lies in `data`; `link` leads there from the page.
@@ -47,8 +52,12 @@ pub(crate) fn page(data: &Path, link: &str) -> io::Result<String> {
 fn section(text: &mut String, figure: &Figure, table: &Table, link: &str) {
     let name = figure.name;
     let _ = writeln!(text, "\n## {}\n\n{}\n\n![{}]({link}/{name}.svg)\n", figure.title, figure.shows, figure.title);
-    for (kind, finding) in table.notes.iter().filter(|(kind, _)| kind == "finding" || kind == "precision") {
-        let _ = writeln!(text, "- {}{finding}", if kind == "precision" { "Precision: " } else { "" });
+    // The title and the command have places of their own.
+    for (kind, note) in table.notes.iter().filter(|(kind, _)| kind != "figure" && kind != "command") {
+        let _ = match kind.as_str() {
+            "finding" => writeln!(text, "- {note}"),
+            kind => writeln!(text, "- {}{}: {note}", kind[..1].to_uppercase(), &kind[1..]),
+        };
     }
     for remark in figure.remarks {
         let _ = writeln!(text, "- {remark}");
@@ -71,6 +80,22 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn all_that_a_run_notes_stands_on_the_page() {
+        let mut table = Table::new(&["policy"]);
+        for kind in ["figure", "command", "finding", "span", "clairvoyant, random"] {
+            table.note(kind, format!("what {kind} says"));
+        }
+        let mut text = String::new();
+        section(&mut text, &FIGURES[0], &table, "results");
+        for line in
+            ["- what finding says", "- Span: what span says", "- Clairvoyant, random: what clairvoyant, random says"]
+        {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
+        assert!(!text.contains("what figure says") && text.contains("Made by `what command says`"), "{text}");
+    }
 
     #[test]
     fn the_committed_page_is_made_from_the_committed_data() {

@@ -3,7 +3,7 @@
 use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
-    context::{Context, GOODPUT, POLICIES, Search, look_of, note_rivals, policy, rate_of, workload},
+    context::{BESIDE, Context, GOODPUT, POLICIES, Search, beside, look_of, note_rivals, policy, rate_of, workload},
     figure::{Figure, FigureError},
     table::{Table, cell},
 };
@@ -84,7 +84,8 @@ impl Model {
 }
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut table = Table::new(&["model", "policy", "batch", "goodput (r/s)", "paper (r/s)"]);
+    let mut table =
+        Table::new(&["model", "policy", "batch", "goodput (r/s)", "paper (r/s)", BESIDE[0], BESIDE[1], BESIDE[2]]);
     let search = |model: &Model, name| Search { workload: model.workload(), policy: policy(name) };
     let searches: Vec<_> = MODELS.iter().flat_map(|model| POLICIES.map(|name| search(model, name))).collect();
     let found = context.goodputs(&searches, &mut table)?;
@@ -93,12 +94,31 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     for (model, reports) in MODELS.iter().zip(found.chunks(POLICIES.len())) {
         let bounds = [("no coordination", model.bound(1.0)), ("staggered", model.bound(1.0 / GPUS))];
         for ((name, (batch, rate)), reported) in bounds.into_iter().zip(model.bounds) {
-            table.push([model.name.into(), format!("bound: {name}"), cell(batch), cell(rate), cell(reported)]);
+            table.push([
+                model.name.into(),
+                format!("bound: {name}"),
+                cell(batch),
+                cell(rate),
+                cell(reported),
+                String::new(),
+                String::new(),
+                String::new(),
+            ]);
         }
         for (name, report) in POLICIES.iter().zip(reports) {
             let batch = report.as_ref().map_or(0.0, |report| report.batch_mean);
             let reported = model.reported(name).map_or_else(String::new, cell);
-            table.push([model.name.into(), (*name).into(), cell(batch), cell(rate_of(report)), reported]);
+            let [p50, p9999, worst] = beside(report);
+            table.push([
+                model.name.into(),
+                (*name).into(),
+                cell(batch),
+                cell(rate_of(report)),
+                reported,
+                p50,
+                p9999,
+                worst,
+            ]);
         }
         panels.push(panel(model, reports.iter().map(rate_of).collect()));
     }
