@@ -13,17 +13,19 @@
 
 mod execution;
 mod hosting;
+mod measuring;
 mod offers;
 mod primary;
 mod session;
 mod transfers;
 mod trials;
+mod unmeasured;
 mod watchdog;
 mod weights;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 use proto::{
@@ -219,8 +221,19 @@ pub enum Output {
         /// What ran it; `None` if that has gone with all that it held.
         executor: Option<Arc<dyn Executor>>,
     },
-    /// What [`Core::handle_trial`] waits for can begin.
-    Try,
+    /// What [`Core::handle_trial`] waits for can begin, or is put off.
+    Try {
+        /// Whether it can begin.
+        has_turn: bool,
+    },
+    /// Measure what larger batches of a model take, while nothing else runs, then call [`Core::handle_measured`]. There
+    /// is one at a time.
+    Measure {
+        /// The model, by our name.
+        model: ModelId,
+        /// What is hosted under it, unless that has gone.
+        loaded: Weak<Loaded>,
+    },
     /// Load a model, then call [`Core::handle_loaded`].
     Load {
         /// Comes back with the result.
@@ -736,6 +749,7 @@ impl Core {
         self.release_models(now);
         self.told.settle(now);
         self.settle_weights(now);
+        self.settle_measured();
         self.settle_trial(now);
         self.connect_due(now);
     }
@@ -871,8 +885,10 @@ where
 pub(crate) struct Trial {
     gpus: Vec<usize>,
     takes: Span,
-    /// When it is made whatever is planned, on this process's clock.
+    /// When its wait is over, on this process's clock,
     patience_ends: Timestamp,
+    /// and whether it is not made then.
+    put_off: bool,
 }
 
 #[cfg(test)]

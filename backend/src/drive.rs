@@ -11,14 +11,15 @@ mod gpu;
 mod health;
 mod loader;
 mod loading;
+mod measuring;
 mod pinned;
 mod probe;
 mod profile;
 mod queue;
+mod remembered;
 mod session;
 mod timers;
 mod trial;
-mod tried;
 mod turns;
 mod warmup;
 

@@ -25,7 +25,7 @@ pub(crate) use batches::{few_sizes, tasks};
 pub use emulated::Emulated;
 pub use execute::{Execute, Executor};
 pub use gpus::OnGpus;
-pub use loaded::Loaded;
+pub use loaded::{Basis, Loaded};
 pub use onnx::{
     Onnx,
     onnxruntime::{library::Library, places::python_package},

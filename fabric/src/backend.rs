@@ -345,7 +345,11 @@ impl BackendNode {
                     env.oracle.report(Violation::Weights(format!("GPU {gpu} frees {model:?}, which is not there")));
                 }
             }
-            Output::Try => unreachable!("what is emulated is not tried"),
+            Output::Try { .. } => unreachable!("what is emulated is not tried"),
+            Output::Measure { model, .. } => {
+                let takes = Span::from_millis(5) + env.micros(200_000);
+                env.after(takes, Happening::Measured(node, self.life, model));
+            }
             Output::Load { load, name, brought: _ } => {
                 let takes = Span::from_millis(2) + env.micros(100_000);
                 env.after(takes, Happening::Loaded(node, self.life, load, name));
@@ -547,6 +551,15 @@ impl BackendNode {
             }
         };
         core.handle_loaded(env.local(self.node), load, result);
+        self.settle(env);
+    }
+
+    pub(super) fn handle_measured(&mut self, env: &mut Env, model: ModelId) {
+        let Some(core) = self.process.as_mut().and_then(|process| process.core.as_mut()) else { return };
+        // Its cost, if it has any, was right from the start.
+        let Some(loaded) = core.hosted(model) else { return };
+        let (of, measured) = (Arc::downgrade(loaded), (models::profile(), loaded.cost));
+        core.handle_measured(env.local(self.node), (model, &of), Some(measured));
         self.settle(env);
     }
 

@@ -61,6 +61,8 @@ pub(super) enum Happening {
     Copied(Node, Life, usize),
     /// A backend's loader has ended.
     Loaded(Node, Life, LoadId, String),
+    /// A backend has measured a model.
+    Measured(Node, Life, ModelId),
     /// A member's process starts.
     Start(Node),
     /// A backend opens its next session.

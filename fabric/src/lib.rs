@@ -348,6 +348,11 @@ impl Fabric {
                     backend.handle_loaded(env, load, &name);
                 }
             }
+            Happening::Measured(node, life, model) => {
+                if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.life) == (node, life)) {
+                    backend.handle_measured(env, model);
+                }
+            }
             Happening::Session(node, life) => {
                 if let Some(backend) = self.backends.iter_mut().find(|b| (b.node, b.life) == (node, life)) {
                     backend.open_session(env);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use backend::{
-    executor::{Emulated, Loaded},
+    executor::{Basis, Emulated, Loaded},
     staging::ModelShape,
 };
 use proto::{BatchCost, LatencyProfile, Span, Weights};
@@ -110,14 +110,21 @@ pub(super) fn loaded(dynamic: Dynamic, name: &str, version: u32, gpus: u32) -> L
         shape,
         gpu_indexes: (0..gpus).collect(),
         executor,
-        profile: profile(),
+        profile: in_turn(),
         cost: dynamic.has(name).then_some(COST),
-        is_sampled: true,
+        basis: Basis::One,
         weights: WEIGHTS,
         is_pinned: false,
     }
 }
 
-fn profile() -> LatencyProfile {
+/// l(b) as it is offered before it is measured.
+fn in_turn() -> LatencyProfile {
+    let table = (1..=BATCH_MAX as i64).map(|batch| profile().latency(1) * batch).collect();
+    LatencyProfile::from_table(table).expect("l(b) grows")
+}
+
+/// l(b) as it is measured then.
+pub(super) fn profile() -> LatencyProfile {
     LatencyProfile::linear(0.5, 3.0, BATCH_MAX).expect("l(b) grows")
 }

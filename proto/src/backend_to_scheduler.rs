@@ -19,7 +19,7 @@ pub struct ModelOffer {
     pub name: String,
     /// As in the repository.
     pub version: String,
-    /// l(b), measured when it was loaded.
+    /// l(b), as far as it was measured when the model was loaded; `Measured` may tell more.
     pub profile: LatencyProfile,
     /// Bytes of one task's input, which the backend will READ.
     pub input_bytes: u32,
@@ -212,6 +212,15 @@ pub enum BackendToControl {
     Offers {
         /// The models; up to [`OFFERS_BYTES_MAX`].
         models: Vec<ModelOffer>,
+    },
+    /// What batches of a model take is measured now that it was offered before that. Once, and told to every scheduler.
+    Measured {
+        /// The model, as the reader calls it.
+        model: ModelId,
+        /// l(b), for as many tasks as in the offer.
+        profile: LatencyProfile,
+        /// As in the offer.
+        cost: Option<BatchCost>,
     },
     /// Nothing of the model is left.
     Unloaded {

@@ -410,6 +410,11 @@ impl Control {
                 self.on_not_loaded(backend, (&name, &version), reason);
             }
             BackendToControl::Offers { models } => self.on_offers(now, backend, &models)?,
+            BackendToControl::Measured { model, profile, cost } => {
+                if self.members.set_measured((backend, model), profile, cost).map_err(Violation)? {
+                    self.tell_offers(model, None);
+                }
+            }
             BackendToControl::Unloaded { model } => self.changes.handle_unloaded(backend, model),
             BackendToControl::Usable { gpu_index, is_usable } => {
                 if !self.members.set_usable(backend, gpu_index, is_usable) {

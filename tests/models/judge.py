@@ -146,7 +146,7 @@ def repository(folder, chosen):
 
 def main():
     downbeat, packages, folder = sys.argv[1], *map(pathlib.Path, sys.argv[2:4])
-    chosen = [*subjects.real(packages), *subjects.strangers(), *exports.all_of(folder / "exports")]
+    chosen = [*subjects.real(packages), *subjects.further(packages), *subjects.strangers(), *exports.all_of(folder / "exports")]
     names = sys.argv[4:]
     chosen = [subject for subject in chosen if not names or subject.name in names]
     repository(folder / "repository", chosen)

@@ -17,7 +17,7 @@ use proto::{
 
 use transport::Notes;
 
-use super::{Core, HANDOVER, Output};
+use super::{Core, HANDOVER, Output, unmeasured::Unmeasured};
 use crate::{executor::Loaded, staging::Staging, worker::Worker};
 
 /// Models that may be loaded and wait for the primary's word.
@@ -37,6 +37,7 @@ pub(super) struct Hosting {
     ready: BTreeMap<LoadId, BTreeMap<String, Arc<Loaded>>>,
     /// Hosted models that go when their last batch is finished.
     leaving: BTreeSet<ModelId>,
+    pub(super) unmeasured: Unmeasured,
     next_model: u32,
     next_load: u64,
 }
@@ -160,6 +161,8 @@ impl Core {
         self.told.hosted.note(format_args!("{} version {}", loaded.model.name, loaded.model.version));
         models.insert(theirs, id);
         hosting.leaving.remove(&id);
+        hosting.unmeasured.handle_gone(id);
+        hosting.unmeasured.handle_hosted(id, &loaded);
         hosting.models.insert(id, Arc::clone(&loaded));
         let scheduler_now = self.scheduler_now(now);
         self.memories.handle_model(scheduler_now, id, Some(&loaded));
@@ -184,6 +187,7 @@ impl Core {
     /// Lets models go that are not wanted, once their last batch is finished.
     pub(super) fn release_models(&mut self, now: Timestamp) {
         for (model, gone) in self.hosting.release() {
+            self.hosting.unmeasured.handle_gone(model);
             if let Some(gone) = gone {
                 self.told.unloaded.note(format_args!("{} version {}", gone.model.name, gone.model.version));
             }
@@ -216,6 +220,8 @@ impl Hosting {
             let hosted = models.iter().filter(|(_, loaded)| loaded.gpu_indexes.contains(&gpu));
             hosted.map(|(&id, loaded)| (id, (loaded.shape, loaded.profile.clone()))).collect()
         };
+        let mut unmeasured = Unmeasured::default();
+        models.iter().for_each(|(&id, loaded)| unmeasured.handle_hosted(id, loaded));
         let workers = (0..gpus).map(|gpu| Worker::new(gpu, hosted(gpu as u32), HANDOVER)).collect();
         Self {
             workers,
@@ -223,6 +229,7 @@ impl Hosting {
             loading: BTreeMap::new(),
             ready: BTreeMap::new(),
             leaving: BTreeSet::new(),
+            unmeasured,
             next_model,
             next_load: 0,
         }

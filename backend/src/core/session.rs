@@ -8,7 +8,7 @@
 //! Instants are on this process's clock.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::SocketAddr,
 };
 
@@ -64,6 +64,8 @@ pub(super) struct Session {
     state: State,
     backoff: Backoff,
     offers: Offers,
+    /// Models that were measured since it was connected to, by our names: it has yet to be told.
+    measured: BTreeSet<ModelId>,
     scheduler: Route,
     /// By id; none if the scheduler's connection is also to its only ModelThread.
     model_threads: Vec<Route>,
@@ -115,6 +117,7 @@ impl Session {
             state: State::Waiting { until: Timestamp::PAST },
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             offers: Offers::default(),
+            measured: BTreeSet::new(),
             scheduler: Route::default(),
             model_threads: Vec::new(),
             full: VecDeque::new(),
@@ -178,6 +181,21 @@ impl Session {
         self.models.extend(self.offers.handle_answered(models)?);
         self.look_around();
         Ok(())
+    }
+
+    /// A model was measured that it may have been offered.
+    pub(super) fn handle_measured(&mut self, model: ModelId) {
+        if !matches!(self.state, State::Waiting { .. }) {
+            self.measured.insert(model);
+        }
+    }
+
+    /// A model that it is to be told to be measured: its name and ours. What it has no name for yet waits.
+    pub(super) fn poll_measured(&mut self) -> Option<(ModelId, ModelId)> {
+        let named = |ours: &ModelId| self.models.iter().find(|(_, known)| *known == ours).map(|(&theirs, _)| theirs);
+        let (theirs, ours) = self.measured.iter().find_map(|&ours| Some((named(&ours)?, ours)))?;
+        self.measured.remove(&ours);
+        Some((theirs, ours))
     }
 
     /// More of what we host that the scheduler may be told now.

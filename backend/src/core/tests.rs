@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    executor::Emulated,
+    executor::{Basis, Emulated},
     worker::{Execution, Outputs},
 };
 use proto::{
@@ -68,7 +68,7 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         profile,
         cost: None,
         weights: Weights::default(),
-        is_sampled: true,
+        basis: Basis::Sizes,
         is_pinned: false,
     }
 }
@@ -552,5 +552,6 @@ mod failover;
 mod handover;
 mod hostile;
 mod lengths;
+mod measuring;
 mod trials;
 mod weights;

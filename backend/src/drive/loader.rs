@@ -1,19 +1,22 @@
-//! A thread that loads models while others are served: reads them from the repository, prepares and measures them. It
-//! touches nothing that serves; what it has loaded is handed over whole.
+//! A thread that loads models while others are served: reads them from the repository and prepares them. It touches
+//! nothing that serves; what it has loaded is handed over whole. What is served it measures while nothing else runs.
 
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Weak,
     thread::Builder,
+    time::Duration,
 };
 
-use crossbeam_channel::{Receiver, Sender};
-use proto::{Brought, LoadId, Timestamp};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use proto::{BatchCost, Brought, LatencyProfile, LoadId, ModelId, Timestamp};
 use repository::{Source, Stamp, Store};
 use transport::Waker;
 
 use super::{
     loading::{Means, choose_engine, load},
+    measuring::{Measure, Measuring, Step},
     probe::{self, Origin},
     turns::Trials,
 };
@@ -23,11 +26,19 @@ use crate::{
     executor::Loaded,
 };
 
-/// Loads that may wait for the one that runs.
+/// Jobs that may wait for the one that runs.
 const JOBS_MAX: usize = 64;
+/// When GPUs that were not idle are asked for again.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// What it is to do.
+pub(super) enum Job {
+    Load(Load),
+    Measure(Measure),
+}
 
 /// A model to load.
-pub(super) struct Job {
+pub(super) struct Load {
     /// Comes back with the result.
     pub(super) session: u64,
     /// Comes back with the result.
@@ -42,12 +53,22 @@ pub(super) struct Job {
     pub(super) waker: Waker,
 }
 
-/// How a load ended.
-pub(super) struct Done {
-    pub(super) session: u64,
-    pub(super) load: LoadId,
-    /// Its versions; none if the configuration places it on no GPU; otherwise why it cannot be run.
-    pub(super) result: Result<Vec<Loaded>, String>,
+/// How a job ended.
+pub(super) enum Done {
+    Loaded {
+        session: u64,
+        load: LoadId,
+        /// Its versions; none if the configuration places it on no GPU; otherwise why it cannot be run.
+        result: Result<Vec<Loaded>, String>,
+    },
+    Measured {
+        session: u64,
+        model: ModelId,
+        /// What was measured.
+        of: Weak<Loaded>,
+        /// `None` if nothing more could be learned.
+        measured: Option<(LatencyProfile, Option<BatchCost>)>,
+    },
 }
 
 /// The thread. It ends after its present load when this is dropped.
@@ -67,12 +88,12 @@ impl Loader {
         Ok(Self { jobs, done })
     }
 
-    /// Begins a load; false if too many wait already.
+    /// Begins a job; false if too many wait already.
     pub(super) fn post(&self, job: Job) -> bool {
         self.jobs.try_send(job).is_ok()
     }
 
-    /// The next load that has ended.
+    /// The next job that has ended.
     pub(super) fn poll_done(&self) -> Option<Done> {
         self.done.try_recv().ok()
     }
@@ -86,20 +107,60 @@ struct With<'a> {
     means: &'a Means,
 }
 
+/// Loads go first; what is to be measured is, batch by batch, as long as there are none.
 fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
-    for Job { session, load, name, brought, asked_at, waker } in jobs {
-        let behind = || jobs.len();
-        let trials = with.means.trials().of_load(asked_at, &behind);
-        let result = catch_unwind(AssertUnwindSafe(|| with.load_named(&name, brought.as_ref(), trials)));
-        let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));
-        if results.send(Done { session, load, result }).is_err() {
-            return;
+    let mut measuring: Option<Measuring> = None;
+    let mut is_put_off = false;
+    loop {
+        let job = match &measuring {
+            None => jobs.recv().map_err(RecvTimeoutError::from),
+            Some(_) if is_put_off => jobs.recv_timeout(AGAIN_AFTER),
+            Some(_) => jobs.try_recv().map_err(|none| match none {
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            }),
+        };
+        is_put_off = false;
+        let done = match job {
+            Ok(Job::Load(load)) => Some(with.run_load(load, jobs)),
+            Ok(Job::Measure(next)) => {
+                measuring = Some(Measuring::new(next));
+                None
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                let step = measuring.as_mut().map_or(Step::Over(None), |measuring| with.step(measuring));
+                is_put_off = matches!(step, Step::PutOff);
+                match step {
+                    Step::Over(measured) => measuring.take().map(|measuring| measuring.done(measured)),
+                    Step::Made | Step::PutOff => None,
+                }
+            }
+        };
+        if let Some((done, waker)) = done {
+            if results.send(done).is_err() {
+                return;
+            }
+            waker.wake();
         }
-        waker.wake();
     }
 }
 
 impl With<'_> {
+    fn run_load(self, job: Load, jobs: &Receiver<Job>) -> (Done, Waker) {
+        let Load { session, load, name, brought, asked_at, waker } = job;
+        let behind = || jobs.len();
+        let trials = self.means.trials().of_load(asked_at, &behind);
+        let result = catch_unwind(AssertUnwindSafe(|| self.load_named(&name, brought.as_ref(), trials)));
+        let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));
+        (Done::Loaded { session, load, result }, waker)
+    }
+
+    fn step(self, measuring: &mut Measuring) -> Step {
+        let step = AssertUnwindSafe(|| measuring.step(self.means, self.config));
+        catch_unwind(step).unwrap_or(Step::Over(None))
+    }
+
     fn load_named(self, name: &str, brought: Option<&Brought>, mut trials: Trials<'_>) -> Result<Vec<Loaded>, String> {
         let Self { config, store, means } = self;
         let mut load = || -> Result<Vec<Loaded>, BackendError> {

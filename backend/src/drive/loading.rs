@@ -7,7 +7,9 @@ use repository::{Model, Processor, SLO_MAX};
 use transport::Clock;
 
 use super::{
+    measuring::Sizes,
     profile::{self, Effort},
+    remembered::{self, Note, Of},
     trial,
     turns::{Trials, Turns},
     warmup,
@@ -15,7 +17,7 @@ use super::{
 use crate::{
     config::{Config, Placed, is_on_gpus, onnxruntime::Provider},
     error::{BackendError, ExecutorError},
-    executor::{self, Executor, Loaded, OnGpus, Programs, gpus::Devices},
+    executor::{self, Basis, Executor, Loaded, OnGpus, Programs, gpus::Devices},
     staging::ModelShape,
 };
 
@@ -50,9 +52,8 @@ pub(crate) fn load(
     trials.begin(&gpu_indexes);
     let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
     let folder = model.folder(&config.repository);
-    let mut is_sampled = true;
-    let (profile, source) = match (executor.on_gpus(), known_profile(&model, executor.as_ref())) {
-        (Some(on_gpus), _) => {
+    let Costs { profile, cost, basis, source } = match executor.on_gpus() {
+        Some(on_gpus) => {
             if weights.read > Span::ZERO {
                 weights.read = trial::time_read(*clock, on_gpus)?;
             }
@@ -63,9 +64,10 @@ pub(crate) fn load(
             // What runs alone does so on the first of them.
             on_gpus.gpus().next().into_iter().for_each(|gpu| trials.go_to(gpu));
             warmup::run(&model, &folder, executor.as_ref(), trials)?;
-            (tried.profile, "measured")
+            let cost = cost((config, &model), executor.as_ref(), (weights, &tried.profile), trials)?;
+            Costs { profile: tried.profile, cost, basis: Basis::Sizes, source: "measured" }
         }
-        (None, known) => {
+        None => {
             if weights.read > Span::ZERO && executor.holds_weights() {
                 weights.read = (clock.now() - started_at).clamp(Span(1), SLO_MAX);
             }
@@ -73,32 +75,14 @@ pub(crate) fn load(
                 trials.go_to(gpu);
             }
             warmup::run(&model, &folder, executor.as_ref(), trials)?;
-            match known {
-                Some(profile) => (profile, "known"),
-                None => match profile::first(&model, executor.as_ref(), trials) {
-                    Ok((_, l_1)) => (profile::in_turn(l_1, model.max_batch), "l(1) measured"),
-                    Err(error) => {
-                        let name = &model.name;
-                        tracing::warn!(
-                            "model {name}: what it takes is learned from requests, as no sample runs: {error}"
-                        );
-                        is_sampled = false;
-                        (profile::in_turn(UNKNOWN, model.max_batch), "unknown")
-                    }
-                },
-            }
+            costs(config, &model, executor.as_ref(), trials)
         }
-    };
-    let cost = match is_sampled {
-        true => cost((config, &model), executor.as_ref(), (weights, &profile), trials)?,
-        // A model of which nothing is known takes what its requests take.
-        false => Some(BatchCost { fixed: UNKNOWN, per_task_ppm: BatchCost::PER_TASK_MAX }),
     };
     let shape = ModelShape::from(&model);
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
     tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
-    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, is_sampled, weights, is_pinned })
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned })
 }
 
 /// With what runs it, where its configuration and this backend's leave that open.
@@ -115,16 +99,78 @@ pub(crate) fn choose_engine(config: &Config, mut placed: Placed) -> Placed {
     placed
 }
 
-pub(crate) fn cost(
+/// What batches of a model take.
+struct Costs {
+    profile: LatencyProfile,
+    cost: Option<BatchCost>,
+    basis: Basis,
+    /// How that is known.
+    source: &'static str,
+}
+
+/// What batches of a model take that we do not run on GPUs ourselves: as it says, as it was measured ahead of time or
+/// at an earlier start, or as one task does.
+fn costs(config: &Config, model: &Model, executor: &dyn Executor, trials: &mut Trials<'_>) -> Costs {
+    let basis = Basis::Sizes;
+    if let Some(profile) = known_profile(model, executor) {
+        let cost = profile::first_cost(model, executor, profile.latency(1), trials);
+        return Costs { profile, cost, basis, source: "known" };
+    }
+    // One task runs all the same: the first is slower than others.
+    let execute = &mut |inputs: &[u8], outputs: &mut [u8]| executor.execute(inputs, outputs);
+    let note = note_of(config, model);
+    if let Some((profile, cost)) = note.and_then(|note| recall(&note, model.max_batch))
+        && profile::sample(model, execute, trials).is_ok()
+    {
+        return Costs { profile, cost, basis, source: "remembered" };
+    }
+    match profile::first(model, executor, trials) {
+        Ok((_, l_1)) => {
+            let cost = profile::first_cost(model, executor, l_1, trials);
+            Costs { profile: profile::in_turn(l_1, model.max_batch), cost, basis: Basis::One, source: "l(1) measured" }
+        }
+        Err(error) => {
+            let name = &model.name;
+            tracing::warn!("model {name}: what it takes is learned from requests, as no sample runs: {error}");
+            // A model of which nothing is known takes what its requests take.
+            let cost = Some(BatchCost { fixed: UNKNOWN, per_task_ppm: BatchCost::PER_TASK_MAX });
+            let profile = profile::in_turn(UNKNOWN, model.max_batch);
+            Costs { profile, cost, basis: Basis::Guess, source: "unknown" }
+        }
+    }
+}
+
+/// Where it is remembered what batches of a model take; `None` of what is no file, or is said to take some time.
+fn note_of(config: &Config, model: &Model) -> Option<Note> {
+    let repository::Executor::Onnx { file, wanted, .. } = &model.executor else { return None };
+    let processor = wanted.processor.filter(|processor| *processor != Processor::Cuda)?;
+    let mut settings = config.onnxruntime.clone();
+    if processor == Processor::Onnxruntime {
+        settings.library = Some(executor::onnxruntime_library(&settings, None).ok()?.path);
+    }
+    Note::of_costs(Of { model, file, processor, settings: &settings }, config.gpus.count() as usize)
+}
+
+fn recall(note: &Note, batch_max: usize) -> Option<(LatencyProfile, Option<BatchCost>)> {
+    let (sizes, cost) = note.read::<remembered::Costs>()?.checked(batch_max)?;
+    Some((Sizes::of(sizes, batch_max)?.profile(), cost))
+}
+
+/// The next start need not measure what was measured.
+pub(super) fn remember(config: &Config, model: &Model, sizes: &[(usize, Span)], cost: Option<BatchCost>) {
+    if let Some(note) = note_of(config, model) {
+        note.write(&remembered::Costs::new(sizes, cost));
+    }
+}
+
+/// What a batch of unequal tasks takes on GPUs of ours.
+fn cost(
     (config, model): (&Config, &Model),
     executor: &dyn Executor,
     (weights, profile): (Weights, &LatencyProfile),
     trials: &mut Trials<'_>,
 ) -> Result<Option<BatchCost>, BackendError> {
     let is_chosen = ModelShape::from(model).records.inputs;
-    if executor.on_gpus().is_none() {
-        return Ok(profile::first_cost(model, executor, profile.latency(1), trials));
-    }
     if !is_chosen || config.memory_pages()?.is_none() {
         return Ok(profile::cost(model, executor, trials));
     }

@@ -3,13 +3,14 @@
 //! model, loads it and runs it once. If it ends in any other way than by saying what came of that, the file is refused
 //! by name, and nothing else has noticed.
 //!
-//! That a file could be tried is remembered ([`Tried`]), so that the next start does not try it again. GPUs of our own
+//! That a file could be tried is remembered ([`Note`]), so that the next start does not try it again. GPUs of our own
 //! are not tried: their plans hold no code but ours.
 #![allow(clippy::disallowed_methods)] // Processes, threads and their time.
 
 use std::{
     fs,
     io::{self, Read as _, Write as _},
+    num::NonZero,
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},
@@ -17,7 +18,7 @@ use std::{
         OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread,
+    thread::{self, available_parallelism},
     time::{Duration, Instant},
 };
 
@@ -31,7 +32,7 @@ use transport::{Clock, Memory};
 
 use super::{
     profile,
-    tried::Tried,
+    remembered::{Note, Of},
     turns::{Trials, Turns},
 };
 use crate::{
@@ -42,8 +43,10 @@ use crate::{
 
 /// The word that makes this binary try a model.
 const WORD: &str = "try-model";
-/// What a file may take, whatever its size; what hangs takes all of it.
+/// What a file may take on each core, whatever its size; what loops takes all of it.
 const SPAN: Duration = Duration::from_secs(30);
+/// How many times as long that may last on a host that has others to run; what waits for ever takes all of it.
+const BUSY: u32 = 4;
 /// A slow disk's, beyond that.
 const BYTES_PER_SECOND: u64 = 50_000_000;
 /// Files that are tried at once.
@@ -74,6 +77,8 @@ struct Order {
     onnxruntime: OnnxRuntime,
     gpu: GpuName,
     memory_bytes: Option<u64>,
+    /// What all its threads may compute.
+    cpu_s: u64,
     /// The backend's process.
     parent: i32,
 }
@@ -119,6 +124,7 @@ fn enter(order: &Order) -> io::Result<()> {
     let limit = |resource, most| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
     limit(Resource::Core, 0)?;
     order.memory_bytes.map_or(Ok(()), |bytes| limit(Resource::As, bytes))?;
+    limit(Resource::Cpu, order.cpu_s)?;
     Ok(())
 }
 
@@ -172,10 +178,12 @@ pub(super) fn one(config: &Config, model: &Model, origin: Origin<'_>) -> Result<
         // The same that this process has loaded.
         settings.library = Some(executor::onnxruntime_library(&settings, None)?.path);
     }
-    let tried = Tried::of((model, file), (processor, &settings), origin.config);
-    if tried.as_ref().is_some_and(Tried::is_known) {
+    let tried = Note::of_trial(Of { model, file, processor, settings: &settings }, origin.config);
+    if tried.as_ref().is_some_and(Note::is_there) {
         return Ok(());
     }
+    let bytes = fs::metadata(file).map_or(0, |found| found.len()).max(model.weights.bytes.unwrap_or(0));
+    let span = SPAN + Duration::from_secs(bytes / BYTES_PER_SECOND);
     let order = Order {
         root: origin.root.to_owned(),
         config: origin.config.map(str::to_owned),
@@ -186,6 +194,7 @@ pub(super) fn one(config: &Config, model: &Model, origin: Origin<'_>) -> Result<
         onnxruntime: settings,
         gpu: config.gpus.names().into_iter().next().unwrap_or(GpuName::Number(0)),
         memory_bytes: Memory::here().map(|memory| memory.total_bytes),
+        cpu_s: span.as_secs() * available_parallelism().map_or(1, NonZero::get) as u64,
         parent: rustix::process::getpid().as_raw_nonzero().get(),
     };
     let engine = if processor == Processor::Onnxruntime { "ONNX Runtime" } else { "the embedded engine" };
@@ -193,12 +202,10 @@ pub(super) fn one(config: &Config, model: &Model, origin: Origin<'_>) -> Result<
         let (name, file) = (&model.name, file.display());
         ExecutorError(format!("model {name}: {file}: {engine} {how} when it tried the file in a process of its own"))
     };
-    let bytes = fs::metadata(file).map_or(0, |found| found.len()).max(model.weights.bytes.unwrap_or(0));
-    let span = SPAN + Duration::from_secs(bytes / BYTES_PER_SECOND);
-    match ask(&order, span).map_err(ended)?.refused {
+    match ask(&order, span * BUSY).map_err(ended)?.refused {
         Some(reason) => Err(ExecutorError(reason)),
         None => {
-            tried.iter().for_each(Tried::note);
+            tried.iter().for_each(|tried| tried.write(&()));
             Ok(())
         }
     }
@@ -260,7 +267,7 @@ fn signal_name(signal: i32) -> &'static str {
         Some(Signal::BUS) => "SIGBUS",
         Some(Signal::ILL) => "SIGILL",
         Some(Signal::FPE) => "SIGFPE",
-        Some(Signal::KILL) => "SIGKILL, as where memory runs out",
+        Some(Signal::KILL) => "SIGKILL, as where memory or time to compute runs out",
         _ => "unexpected",
     }
 }

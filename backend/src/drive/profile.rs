@@ -20,8 +20,10 @@ pub const QUANTILE: f64 = 0.9;
 /// Runs of a batch size, however slow.
 const RUNS_MIN: usize = 3;
 /// How long dimensions are that requests choose: the next one if a model cannot be run with those before. Words, sides
-/// of pictures, a second of speech; at last what is short.
-const SAMPLE_LENGTHS: [usize; 12] = [MEASURED_LENGTH, 224, 320, 512, 640, 16_000, 576, 128, 64, 32, 16, 1];
+/// of pictures, heights of lines of text, a second of speech.
+const SAMPLE_LENGTHS: [usize; 13] = [MEASURED_LENGTH, 224, 320, 128, 64, 48, 32, 512, 640, 16_000, 576, 16, 1];
+/// Others are tried for so long: a large picture may take seconds before it turns out to be none.
+const SAMPLES_SPAN: Span = Span::from_millis(5_000);
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const CONFIDENCE_95: f64 = 1.96;
 
@@ -45,6 +47,11 @@ impl Effort {
     /// The least that tells anything.
     pub(super) const BRIEF: Self = Self { every_size: false, warm_up: 0, runs_max: 3, span: Span::ZERO };
 
+    /// Whether so many counted runs, which took so long together, tell enough.
+    pub(super) fn is_enough(self, runs: usize, all: Span) -> bool {
+        runs >= RUNS_MIN && (runs >= self.runs_max || all >= self.span)
+    }
+
     /// What the runs of a batch size take together that takes so long.
     pub(super) fn takes(self, batch: Span) -> Span {
         batch * self.warm_up as i64 + (batch * RUNS_MIN as i64).max(self.span.min(batch * self.runs_max as i64))
@@ -67,7 +74,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    fn of(batch: usize, mut runs: Vec<Span>) -> Self {
+    pub(super) fn of(batch: usize, mut runs: Vec<Span>) -> Self {
         runs.sort_unstable();
         let count = runs.len() as f64;
         let at = |rank: f64| runs[(rank.max(0.0) as usize).min(runs.len() - 1)].max(Span(1));
@@ -102,8 +109,12 @@ pub(super) fn measure(
 
 /// l(b) for every batch size: the estimates, never decreasing, linear in between.
 pub(super) fn table(measured: &[Measured]) -> LatencyProfile {
-    let points: Vec<_> = measured.iter().map(|size| (size.batch, size.estimate)).collect();
-    LatencyProfile::from_table(interpolate(&points)).expect("positive and monotone by construction")
+    through(&measured.iter().map(|size| (size.batch, size.estimate)).collect::<Vec<_>>())
+}
+
+/// l(b) through what it is at some sizes, the largest among them.
+pub(super) fn through(points: &[(usize, Span)]) -> LatencyProfile {
+    LatencyProfile::from_table(interpolate(points)).expect("positive and monotone by construction")
 }
 
 /// Tasks of the batch that tells what further tasks add.
@@ -141,7 +152,7 @@ fn cost_of(model: &Model, execute: &mut Execute<'_>, trials: &mut Trials<'_>) ->
 }
 
 /// Equation 3 through three points: the smallest task, the longest one, and a batch of such.
-fn fit(least: Span, longest: Span, (batch, together): (usize, Span)) -> BatchCost {
+pub(super) fn fit(least: Span, longest: Span, (batch, together): (usize, Span)) -> BatchCost {
     let fixed = least.min(longest);
     let work = ((longest - fixed) * (batch as i64 - 1)).as_nanos() as f64;
     let part = if work > 0.0 { (together - longest).as_nanos() as f64 / work } else { 1.0 };
@@ -209,7 +220,11 @@ pub(super) fn sample(
     samples.push(cell::sample(inputs, outputs, MEASURED_LENGTH));
     samples.dedup();
     let mut first_error = None;
+    let ends_at = trials.now() + SAMPLES_SPAN;
     for sample in samples {
+        if first_error.is_some() && trials.now() > ends_at {
+            break;
+        }
         let mut outputs = vec![0; model.output_bytes()];
         match trials.run(None, || run_once(execute, &sample, &mut outputs)) {
             Ok(_) => return Ok(sample),
@@ -219,7 +234,7 @@ pub(super) fn sample(
     Err(first_error.unwrap_or_else(|| ExecutorError("there is no sample".to_owned())))
 }
 
-fn run_once(execute: &mut Execute<'_>, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+pub(super) fn run_once(execute: &mut Execute<'_>, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
     all_ran(execute(inputs, outputs)?)
 }
 
@@ -251,7 +266,7 @@ pub(super) fn time(
         last = Some(trials.run(last, &mut *execute)?);
     }
     let (mut runs, mut all) = (Vec::new(), Span::ZERO);
-    while runs.len() < RUNS_MIN || (runs.len() < effort.runs_max && all < effort.span) {
+    while !effort.is_enough(runs.len(), all) {
         let took = trials.run(last, &mut *execute)?;
         (last, all) = (Some(took), all + took);
         runs.push(took);

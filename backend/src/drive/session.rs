@@ -4,14 +4,14 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use admin::{Heart, Vitals};
 use proto::{
-    Brought, LatencyProfile, LoadId, Span, TaskId, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES,
+    Brought, LatencyProfile, LoadId, ModelId, Span, TaskId, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES,
     slot::GUARD_BYTES, turns::TurnWatch,
 };
 use repository::Refused;
@@ -21,7 +21,8 @@ use zerocopy::IntoBytes;
 use super::{
     copies::{self, Copies},
     gpu::{End, Gpus, Job, JobAhead},
-    loader::{self, Loader},
+    loader::{self, Done, Load, Loader},
+    measuring::Measure,
     pinned::Staged,
     turns::{Turns, Wanted},
 };
@@ -190,13 +191,20 @@ impl<'a> Session<'a> {
         }
         while let Some(done) = self.threads.loader.poll_done() {
             busy = true;
-            if done.session == self.number {
-                self.core.handle_loaded(self.clock.now(), done.load, done.result);
+            let (session, now) = (self.number, self.clock.now());
+            match done {
+                Done::Loaded { session: of, load, result } if of == session => {
+                    self.core.handle_loaded(now, load, result);
+                }
+                Done::Measured { session: of, model, of: loaded, measured } if of == session => {
+                    self.core.handle_measured(now, (model, &loaded), measured);
+                }
+                _ => {}
             }
         }
-        if let Some(Wanted { gpus, takes, patience }) = self.threads.turns.poll_wanted() {
+        if let Some(Wanted { gpus, takes, patience, put_off }) = self.threads.turns.poll_wanted() {
             busy = true;
-            self.core.handle_trial(self.clock.now(), gpus, takes, patience);
+            self.core.handle_trial(self.clock.now(), gpus, takes, patience, put_off);
         }
         self.core.handle_timeout(self.clock.now());
         while let Some(output) = self.core.poll_output() {
@@ -286,7 +294,8 @@ impl<'a> Session<'a> {
                 executor.into_iter().for_each(|executor| self.threads.copies.free(gpu, executor));
             }
             Output::ReleaseWeights { executor } => executor.release(),
-            Output::Try => self.threads.turns.give(),
+            Output::Try { has_turn } => self.threads.turns.give(has_turn),
+            Output::Measure { model, loaded } => self.measure(model, loaded),
             Output::Load { load, name, brought } => self.load(load, name, brought),
         }
     }
@@ -316,10 +325,18 @@ impl<'a> Session<'a> {
 
     fn load(&mut self, load: LoadId, name: String, brought: Option<Brought>) {
         let (asked_at, waker) = (self.clock.now(), self.waker.clone());
-        let job = loader::Job { session: self.number, load, name, brought, asked_at, waker };
-        if !self.threads.loader.post(job) {
+        let job = Load { session: self.number, load, name, brought, asked_at, waker };
+        if !self.threads.loader.post(loader::Job::Load(job)) {
             let reason = "too many models wait to be loaded here; try again".to_owned();
             self.core.handle_loaded(self.clock.now(), load, Err(reason));
+        }
+    }
+
+    fn measure(&mut self, model: ModelId, loaded: Weak<Loaded>) {
+        let (of, waker) = (loaded.clone(), self.waker.clone());
+        let job = Measure { session: self.number, model, loaded, waker };
+        if !self.threads.loader.post(loader::Job::Measure(job)) {
+            self.core.handle_measured(self.clock.now(), (model, &of), None);
         }
     }
 }

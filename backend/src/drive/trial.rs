@@ -244,7 +244,7 @@ mod tests {
             if turns.poll_wanted().is_some() {
                 waits(before);
                 before += 1;
-                turns.give();
+                turns.give(true);
             }
             thread::yield_now();
         }

@@ -1,6 +1,6 @@
-//! Trials of models that are being loaded, in between what GPUs serve. The loader's thread asks for a turn before each
-//! of them and waits; the session's core knows what is planned, and gives it. Without a session nothing is served, and
-//! nobody waits.
+//! Trials of models that are being loaded or measured, in between what GPUs serve. The loader's thread asks for a turn
+//! before each of them and waits; the session's core knows what is planned, and gives it. Without a session nothing is
+//! served, and nobody waits.
 //!
 //! A GPU may never be idle for long enough. So a trial waits a bounded time, and so do all of one load: they come
 //! rarely at first, then more often, and at last one after another, as the load has to end. What the load has waited
@@ -18,6 +18,9 @@ const WAITS: [(Span, Span); 2] =
     [(Span::from_millis(20_000), Span::from_millis(2_000)), (Span::from_millis(60_000), Span::from_millis(100))];
 /// A trial of which nothing is known yet is expected to take so long: more than is ever planned ahead.
 const UNKNOWN: Span = Span::from_millis(1_000);
+
+/// How long a trial that can be put off waits for its turn: loads wait behind it.
+const IDLE_PATIENCE: Span = Span::from_millis(100);
 
 /// What the loader's thread and the session's share.
 #[derive(Debug, Clone, Default)]
@@ -37,6 +40,8 @@ struct State {
     wanted: Option<Wanted>,
     /// The session knows of it.
     is_told: bool,
+    /// What was given last was a turn.
+    has_turn: bool,
 }
 
 /// A turn that is waited for.
@@ -48,6 +53,8 @@ pub(super) struct Wanted {
     pub(super) takes: Span,
     /// How long it waits at most.
     pub(super) patience: Span,
+    /// Whether it is not made then.
+    pub(super) put_off: bool,
 }
 
 impl Turns {
@@ -74,16 +81,18 @@ impl Turns {
         state.wanted.clone().filter(|_| !is_told)
     }
 
-    /// Whoever waits has a turn.
-    pub(super) fn give(&self) {
-        self.lock().wanted = None;
+    /// Whoever waits has a turn, or has none before its patience is over.
+    pub(super) fn give(&self, has_turn: bool) {
+        let mut state = self.lock();
+        (state.wanted, state.has_turn) = (None, has_turn);
+        drop(state);
         self.0.changed.notify_all();
     }
 
-    /// Waits for a turn. There is one thread that does.
-    fn wait(&self, wanted: Wanted) {
+    /// Waits for a turn, and yields whether it came; without a session none does. There is one thread that waits.
+    fn wait(&self, wanted: Wanted) -> bool {
         let mut state = self.lock();
-        let Some(session) = state.session.clone() else { return };
+        let Some(session) = state.session.clone() else { return false };
         (state.wanted, state.is_told) = (Some(wanted), false);
         // The session's thread takes the lock in each of its rounds, and must not wait there for a system call.
         drop(state);
@@ -92,6 +101,7 @@ impl Turns {
         while state.wanted.is_some() {
             state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.has_turn
     }
 }
 
@@ -123,6 +133,10 @@ impl<'a> Trials<'a> {
     /// Of a load that was asked for at this instant, and of how many are behind it.
     pub(super) fn of_load(self, asked_at: Timestamp, behind: &'a dyn Fn() -> usize) -> Self {
         Self { waited: self.clock.now() - asked_at, behind, ..self }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// How long they have waited.
@@ -166,7 +180,7 @@ impl<'a> Trials<'a> {
         }
         let Some((_, patience)) = WAITS.get(stage).copied() else { return };
         let began = self.clock.now();
-        self.turns.wait(Wanted { gpus: self.gpus.clone(), takes, patience });
+        self.turns.wait(Wanted { gpus: self.gpus.clone(), takes, patience, put_off: false });
         self.waited += self.clock.now() - began;
     }
 
@@ -175,6 +189,16 @@ impl<'a> Trials<'a> {
         self.wait_for(takes);
         self.is_in_turn = true;
         let result = trials(self);
+        self.is_in_turn = false;
+        result
+    }
+
+    /// Makes some trials that should take so long together, if these GPUs have nothing to do for as long: soon, or not
+    /// at all.
+    pub(super) fn if_idle<T>(&mut self, takes: Span, trials: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let wanted = Wanted { gpus: self.gpus.clone(), takes, patience: IDLE_PATIENCE, put_off: true };
+        self.is_in_turn = self.turns.wait(wanted);
+        let result = self.is_in_turn.then(|| trials(self));
         self.is_in_turn = false;
         result
     }
@@ -271,23 +295,52 @@ mod tests {
             // There is no session any more.
             trials.wait(Some(Span(5)));
         });
-        let wanted = |gpus: &[usize], takes, patience| Wanted { gpus: gpus.to_vec(), takes, patience };
+        let wanted = |gpus: &[usize], takes, patience| Wanted { gpus: gpus.to_vec(), takes, patience, put_off: false };
         assert_eq!(next(&turns), wanted(&[0, 2], UNKNOWN, WAITS[0].1));
         assert_eq!(turns.poll_wanted(), None, "once");
         assert!(!trials.is_finished());
-        turns.give();
+        turns.give(true);
         assert_eq!(next(&turns), wanted(&[0, 2], Span::from_millis(3_000), WAITS[0].1));
-        turns.give();
+        turns.give(true);
         assert_eq!(next(&turns), wanted(&[1], Span::from_millis(6_000), WAITS[0].1), "of a larger batch");
-        turns.give();
+        turns.give(true);
         assert_eq!(next(&turns), wanted(&[1], Span(5), WAITS[1].1), "it has waited for long");
-        turns.give();
+        turns.give(true);
         assert_eq!(next(&turns), wanted(&[3], UNKNOWN, WAITS[0].1), "another model");
-        turns.give();
+        turns.give(true);
         assert_eq!(next(&turns), wanted(&[3], Span(7), WAITS[0].1), "one turn for all of them");
-        turns.give();
+        turns.give(true);
         assert_eq!(next(&turns), wanted(&[3], Span(8), WAITS[0].1), "its turn is over");
         turns.close();
         trials.join().unwrap();
+    }
+
+    #[test]
+    fn what_can_be_put_off_is_made_in_a_turn_or_not_at_all() {
+        let turns = Turns::default();
+        let mut trials = Trials::new(&turns, Clock::start());
+        assert_eq!(trials.if_idle(Span(5), |_| ()), None, "nobody serves");
+        let endpoint = Endpoint::open(EndpointConfig::default()).unwrap();
+        turns.open(endpoint.waker());
+        let idle = turns.clone();
+        let trials = std::thread::spawn(move || {
+            let mut trials = Trials::new(&idle, Clock::start());
+            trials.begin(&[4]);
+            let takes = Span(9);
+            [0; 3].map(|_| {
+                trials.if_idle(takes, |trials| {
+                    trials.wait(None);
+                    "made"
+                })
+            })
+        });
+        let wanted = Wanted { gpus: vec![4], takes: Span(9), patience: IDLE_PATIENCE, put_off: true };
+        for has_turn in [true, false] {
+            assert_eq!(next(&turns), wanted);
+            turns.give(has_turn);
+        }
+        assert_eq!(next(&turns), wanted);
+        turns.close();
+        assert_eq!(trials.join().unwrap(), [Some("made"), None, None]);
     }
 }

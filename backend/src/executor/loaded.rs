@@ -11,6 +11,17 @@ use crate::{config::Claim, executor::Executor, limits::MEASURED_LENGTH, staging:
 /// given up after ten times as long.
 const LONGEST: Span = Span::from_millis(6_000);
 
+/// What l(b) and the cost of a model rest on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Basis {
+    /// Nothing: no sample could be run.
+    Guess,
+    /// l(1): larger batches are taken to last as long as their tasks one after another.
+    One,
+    /// Batches of several sizes.
+    Sizes,
+}
+
 /// A model that is ready to run.
 #[derive(Clone)]
 pub struct Loaded {
@@ -26,8 +37,8 @@ pub struct Loaded {
     pub profile: LatencyProfile,
     /// What a batch takes, if requests choose how large they are.
     pub cost: Option<BatchCost>,
-    /// Whether a sample could be run; otherwise l(b) and the cost are guesses.
-    pub is_sampled: bool,
+    /// What these two rest on.
+    pub basis: Basis,
     /// What it takes in the memory of these GPUs, if that is short.
     pub weights: Weights,
     /// Whether it is there all the time.
@@ -49,7 +60,7 @@ impl Loaded {
     #[must_use]
     pub fn longest(&self, tasks: usize, input_bytes: usize) -> Span {
         let measured = self.profile.latency(tasks);
-        if !self.is_sampled {
+        if self.basis == Basis::Guess {
             return LONGEST.max(measured);
         }
         if !self.shape.records.inputs || self.cost.is_none() {

@@ -8,7 +8,7 @@ use std::{
 
 use backend::{
     core::{Core as BackendCore, CoreConfig as BackendConfig, Output as BackendOutput, Peer},
-    executor::{Emulated, Loaded},
+    executor::{Basis, Emulated, Loaded},
     staging::{ModelShape, Staging},
 };
 use frontend::{
@@ -129,8 +129,8 @@ fn loaded(number: usize) -> Arc<Loaded> {
     let (model, profile) = (model(number), LatencyProfile::linear(0.5, 3.0, BATCH_MAX).unwrap());
     let executor = Arc::new(Emulated::new(&model, profile.clone()));
     let (shape, gpu_indexes) = (ModelShape::from(&model), (0..GPUS).collect());
-    let (cost, weights, is_sampled, is_pinned) = (None, Weights::default(), true, false);
-    Arc::new(Loaded { model, shape, gpu_indexes, executor, profile, cost, is_sampled, weights, is_pinned })
+    let (cost, weights, basis, is_pinned) = (None, Weights::default(), Basis::Sizes, false);
+    Arc::new(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned })
 }
 
 impl World {

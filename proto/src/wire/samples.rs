@@ -285,6 +285,7 @@ enums! { enum_lines:
         Loaded { load, outcome }
         NotLoaded { name, version, reason }
         Offers { models }
+        Measured { model, profile, cost }
         Unloaded { model }
         Resident { gpu, models, is_last }
         InHostMemory { models, is_there }

@@ -348,7 +348,12 @@ impl World {
             (0..world.rng.random_range(0..4)).map(|_| one(world)).collect::<Vec<_>>()
         };
         let gpu = GpuId(self.number(6) as u32);
-        let message: BackendToScheduler = match self.rng.random_range(0..19) {
+        let message: BackendToScheduler = match self.rng.random_range(0..20) {
+            19 => {
+                let offer = self.offer();
+                let model = self.model();
+                BackendToControl::Measured { model, profile: offer.profile, cost: offer.cost }.into()
+            }
             18 => {
                 let models = (0..self.rng.random_range(0..4)).map(|_| self.offer()).collect();
                 BackendToControl::Offers { models }.into()

@@ -119,6 +119,14 @@ struct Offer {
     profile: Arc<LatencyProfile>,
     /// If its tasks are unequal, and that could be measured.
     cost: Option<BatchCost>,
+    /// Whether it was measured since it was offered.
+    is_measured: bool,
+}
+
+impl Offer {
+    fn new(profile: Arc<LatencyProfile>, cost: Option<BatchCost>) -> Self {
+        Self { profile, cost, is_measured: false }
+    }
 }
 
 #[derive(Debug)]
@@ -428,7 +436,7 @@ impl Members {
                 entry.in_vain.insert(model);
                 continue;
             }
-            entry.offers.insert(model, Offer { profile, cost: offer.cost });
+            entry.offers.insert(model, Offer::new(profile, offer.cost));
             for &index in &offer.gpu_indexes {
                 self.gpus.get_mut(&entry.gpus[index as usize]).expect("GPUs leave with their backend").insert(model);
             }
@@ -575,32 +583,6 @@ impl Members {
         hosts
     }
 
-    /// Backends that host a model, with their GPUs that do and what it takes there.
-    pub(super) fn offers(&self, model: ModelId) -> impl Iterator<Item = (BackendId, Vec<GpuId>, &Arc<LatencyProfile>)> {
-        self.backends.iter().filter_map(move |(&id, backend)| {
-            let offer = &backend.offers.get(&model)?.profile;
-            let hosts = backend.gpus.iter().copied().filter(|gpu| self.gpus[gpu].models.binary_search(&model).is_ok());
-            Some((id, hosts.collect(), offer))
-        })
-    }
-
-    /// What a batch of unequal tasks takes, by the slowest of all offers: a backend that could not measure it says
-    /// nothing of the others.
-    pub(super) fn cost(&self, model: ModelId) -> Option<BatchCost> {
-        let offers = self.backends.values().filter_map(|backend| backend.offers.get(&model));
-        offers.filter_map(|offer| offer.cost).reduce(BatchCost::slowest)
-    }
-
-    /// One table for all who offer the same.
-    fn shared(&self, model: ModelId, offer: &LatencyProfile) -> Arc<LatencyProfile> {
-        let others = self.backends.values().filter_map(|backend| backend.offers.get(&model));
-        others
-            .map(|other| &other.profile)
-            .find(|other| ***other == *offer)
-            .cloned()
-            .unwrap_or_else(|| Arc::new(offer.clone()))
-    }
-
     /// Whether any backend has ever offered a model of that name.
     pub(super) fn is_known(&self, name: &str) -> bool {
         self.versions.contains_key(name)
@@ -676,7 +658,7 @@ impl Members {
         }
         let profile = self.shared(model, &offer.profile);
         let Some(entry) = self.backends.get_mut(&backend) else { return model };
-        entry.offers.insert(model, Offer { profile, cost: offer.cost });
+        entry.offers.insert(model, Offer::new(profile, offer.cost));
         for gpu in &entry.gpus {
             let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
             if offer.gpu_indexes.contains(&gpu.index) {
@@ -747,10 +729,7 @@ impl Members {
         for (model, offer) in gone.offers {
             let cost = self.cost(model);
             let has_cost = offer.cost.is_none_or(|gone| cost.map(|left| left.slowest(gone)) == cost);
-            let mut left = self.backends.values().filter_map(|backend| backend.offers.get(&model));
-            let Some(first) = left.next() else { continue };
-            let first = LatencyProfile::clone(&first.profile);
-            let slowest = left.fold(first, |slowest, other| slowest.slowest(&other.profile));
+            let Some(slowest) = self.slowest(model) else { continue };
             let profile = &mut self.models[model.0 as usize].profile;
             let is_near = slowest.is_near(profile, TOLERANCE);
             if !is_near {
@@ -893,6 +872,7 @@ impl Members {
     }
 }
 
+mod costs;
 mod shown;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! What a backend says of a model that it hosts, checked.
 
 use proto::{
-    BatchCost, Span, Weights,
+    BatchCost, LatencyProfile, Span, Weights,
     backend_to_scheduler::{BackendHello, GPUS_PER_BACKEND_MAX, ModelOffer, PRIORITIES},
     frontend_to_scheduler::NAME_BYTES_MAX,
     weights::{LOAD_MAX, PAGES_MAX},
@@ -21,18 +21,7 @@ pub(super) fn check_offer(gpus: u32, memory_pages: Option<u32>, offer: &ModelOff
     if queue_max.len() > PRIORITIES {
         return Err(format!("{name} bounds requests of {} priorities, expected at most {PRIORITIES}", queue_max.len()));
     }
-    if let Some(BatchCost { fixed, per_task_ppm }) = offer.cost {
-        let is_right =
-            (Span::ZERO..=LOAD_MAX).contains(&fixed) && (1..=BatchCost::PER_TASK_MAX).contains(&per_task_ppm);
-        if !is_right {
-            return Err(format!(
-                "{name}: a batch costs {fixed} and {per_task_ppm} millionths for each further task, expected at most \
-                 {LOAD_MAX} and 1 to {}",
-                BatchCost::PER_TASK_MAX
-            ));
-        }
-    }
-    let profile = profile.clone().validated().map_err(|error| format!("{name}: {error}"))?;
+    let profile = check_costs(name, profile.clone(), offer.cost)?;
     // Where memory is not short, weights take nothing.
     let weights = memory_pages.map_or(Weights::default(), |_| offer.weights);
     if memory_pages.is_some_and(|pages| weights.pages > pages) {
@@ -62,4 +51,24 @@ pub(super) fn check_offers(hello: &BackendHello) -> Result<Vec<ModelOffer>, Join
     let check = |offer| check_offer(hello.gpus, hello.memory_pages, offer).map_err(JoinError::BadOffer);
     let checked = hello.models.iter().map(check);
     checked.collect()
+}
+
+/// l(b), validated, or what is wrong with it or with the cost of a batch.
+pub(super) fn check_costs(
+    name: &str,
+    profile: LatencyProfile,
+    cost: Option<BatchCost>,
+) -> Result<LatencyProfile, String> {
+    if let Some(BatchCost { fixed, per_task_ppm }) = cost {
+        let is_right =
+            (Span::ZERO..=LOAD_MAX).contains(&fixed) && (1..=BatchCost::PER_TASK_MAX).contains(&per_task_ppm);
+        if !is_right {
+            return Err(format!(
+                "{name}: a batch costs {fixed} and {per_task_ppm} millionths for each further task, expected at most \
+                 {LOAD_MAX} and 1 to {}",
+                BatchCost::PER_TASK_MAX
+            ));
+        }
+    }
+    profile.validated().map_err(|error| format!("{name}: {error}"))
 }

@@ -35,6 +35,7 @@ struct Attack {
     copying: BTreeMap<usize, ModelId>,
     weights: BTreeSet<(usize, ModelId)>,
     has_memory: bool,
+    measures: Vec<ModelId>,
     loads: Vec<LoadId>,
     executed: u64,
     /// Batches that were given to a GPU that had one.
@@ -83,6 +84,7 @@ impl Attack {
             weights: BTreeSet::new(),
             has_memory,
             loads: Vec::new(),
+            measures: Vec::new(),
             executed: 0,
             behind: 0,
             given_back: 0,
@@ -371,13 +373,18 @@ impl Attack {
         if !self.loads.is_empty() && !self.tries {
             self.tries = true;
             let takes = Span(self.rng.random_range(0..4_000_000));
-            return self.core.handle_trial(self.now, vec![0, 9], takes, Span::from_millis(5));
+            return self.core.handle_trial(self.now, vec![0, 9], takes, Span::from_millis(5), false);
+        }
+        if let Some(model) = self.measures.pop() {
+            let measured = self.rng.random::<bool>().then(|| (LatencyProfile::linear(1.0, 2.0, 4).unwrap(), None));
+            let of = self.core.hosted(model).map(Arc::downgrade).unwrap_or_default();
+            self.core.handle_measured(self.now, (model, &of), measured);
         }
         let Some(load) = self.loads.pop() else { return };
         let result = match self.rng.random_range(0..4) {
             0 => Ok(vec![]),
             1 => Err("torn".to_owned()),
-            2 => Ok(vec![loaded("n", self.rng.random_range(1..12))]),
+            2 => Ok(vec![Loaded { basis: Basis::One, ..loaded("n", self.rng.random_range(1..12)) }]),
             _ => Ok(vec![loaded("o", 4)]),
         };
         self.core.handle_loaded(self.now, load, result);
@@ -455,7 +462,7 @@ impl Attack {
                         self.core.handle_taken_back(self.now, gpu);
                     }
                 }
-                Output::Try => assert!(std::mem::take(&mut self.tries), "nobody waits for a trial"),
+                Output::Try { .. } => assert!(std::mem::take(&mut self.tries), "nobody waits for a trial"),
                 Output::Interrupt { gpu } => assert!(self.executing.contains(&gpu), "nothing is there to be ended"),
                 Output::SendAhead { .. } => panic!("no executor here has GPUs"),
                 Output::CopyWeights { gpu, model, .. } => assert!(self.copying.insert(gpu, model).is_none()),
@@ -465,6 +472,7 @@ impl Attack {
                 }
                 Output::FreeWeights { gpu, model, .. } => assert!(self.weights.remove(&(gpu, model))),
                 Output::Load { load, .. } => self.loads.push(load),
+                Output::Measure { model, .. } => self.measures.push(model),
                 Output::Send { connection, frame } => {
                     let is_up =
                         self.up.iter().any(|(peer, up)| *up == connection && !matches!(peer, Peer::Frontend(_)));

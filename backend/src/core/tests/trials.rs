@@ -22,11 +22,11 @@ fn planned() -> Backend {
 
 /// Whether a trial may begin.
 fn begins(backend: &mut Backend) -> bool {
-    backend.outputs().iter().any(|output| matches!(output, Output::Try))
+    backend.outputs().iter().any(|output| matches!(output, Output::Try { has_turn: true }))
 }
 
 fn try_for(backend: &mut Backend, at: Timestamp, gpus: &[usize], ms: i64) -> bool {
-    backend.0.handle_trial(at, gpus.to_vec(), Span::from_millis(ms), PATIENCE);
+    backend.0.handle_trial(at, gpus.to_vec(), Span::from_millis(ms), PATIENCE, false);
     begins(backend)
 }
 
@@ -65,4 +65,17 @@ fn a_trial_that_has_waited_for_too_long_begins_beside_what_runs() {
     assert!(!begins(&mut backend) && backend.0.poll_timeout() <= ends_at);
     backend.0.handle_timeout(ends_at);
     assert!(begins(&mut backend));
+}
+
+#[test]
+fn a_trial_that_can_be_put_off_is_not_made_beside_what_runs() {
+    let mut backend = planned();
+    backend.0.handle_timeout(after(3));
+    backend.outputs();
+    backend.0.handle_trial(after(3), vec![0], Span(1), PATIENCE, true);
+    backend.0.handle_timeout(after(3) + PATIENCE);
+    let is_refused = |output: &Output| matches!(output, Output::Try { has_turn: false });
+    assert!(backend.outputs().iter().any(is_refused));
+    backend.0.handle_trial(after(3) + PATIENCE, vec![7], Span(1), PATIENCE, true);
+    assert!(begins(&mut backend), "nothing runs there");
 }

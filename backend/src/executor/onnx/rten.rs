@@ -25,6 +25,7 @@ use super::{
 use crate::{error::ExecutorError, executor::panics};
 
 mod check;
+mod links;
 mod values;
 
 use values::{ELSE, EMBEDDED};
@@ -108,10 +109,11 @@ impl Rten {
     fn open(&self, source: &Source) -> Result<Graph, ExecutorError> {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);
-        let read = || options.load_file(&source.file);
+        let read = || links::load(&mut options, &source.file);
         // Files are anybody's, also in what the library takes for granted.
         let cannot = |why: String| ExecutorError(format!("{why}, in {EMBEDDED}; {ELSE}"));
-        let model = panics::catch(read).map_err(cannot)?.map_err(|error| cannot(one_line(&error)))?;
+        let read = panics::catch(read).map_err(cannot)?.map_err(|error| cannot(one_line(&error)))?;
+        let model = read.map_err(|error| cannot(one_line(&error)))?;
         let node = |name: &str| model.node_id(name).map_err(|error| ExecutorError(one_line(&error)));
         let inputs = self.inputs.iter().map(|name| node(name)).collect::<Result<_, _>>()?;
         let outputs = self.outputs.iter().map(|(name, _)| node(name)).collect::<Result<_, _>>()?;

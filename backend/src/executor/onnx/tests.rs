@@ -108,6 +108,27 @@ fn weights_that_were_let_go_are_read_from_the_same_file_again_or_not_at_all() {
     assert!(error.contains("other.onnx: changed while the model was read"), "{error}");
 }
 
+/// As a cache of models has them: names are links to files that are called by digests.
+#[test]
+fn weights_are_found_beside_a_file_that_is_a_link() {
+    let blobs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/strangers/blobs").canonicalize().unwrap();
+    let files = tempfile::tempdir().unwrap();
+    let version = files.path().join("hf/1");
+    fs::create_dir_all(&version).unwrap();
+    for (name, blob) in [("model.onnx", "abc123"), ("model.onnx_data", "def456")] {
+        std::os::unix::fs::symlink(blobs.join(blob), version.join(name)).unwrap();
+    }
+    let model = repository::load_model(&files.path().join("hf")).unwrap();
+    let weights = fs::read(blobs.join("def456")).unwrap();
+    let unit: Vec<u8> = [0.0, 1.0, 0.0, 0.0].into_iter().flat_map(f32::to_le_bytes).collect();
+    let mut output = [0; 16];
+    let executor = load_file(&model, &version.join("model.onnx")).unwrap();
+    assert!(executor.execute(&unit, &mut output).unwrap().is_empty());
+    assert_eq!(output, weights[16..32], "the second row of the table");
+    fs::remove_file(version.join("model.onnx_data")).unwrap();
+    assert!(load_file(&model, &version.join("model.onnx")).is_err());
+}
+
 #[test]
 fn held_out_accuracy_is_what_training_recorded() {
     let executor = load(&digits()).unwrap();

@@ -99,6 +99,28 @@ fn a_slower_backend_counts_while_it_is_there_and_equal_offers_are_one() {
 }
 
 #[test]
+fn what_a_backend_has_measured_counts_once_instead_of_what_it_had_offered() {
+    let mut members = Members::new(0);
+    let [one, other] = [1.0, 1.0].map(|alpha_ms| {
+        let offers = vec![offer("m", alpha_ms, vec![0])];
+        members.add_backend(Timestamp(0), hello(1, offers), 0, all).unwrap().backend
+    });
+    let (model, profile) = (ModelId(0), |alpha_ms| LatencyProfile::linear(alpha_ms, 1.0, 8).unwrap());
+    let latency = |members: &Members| members.models[0].profile.latency(4);
+    assert_eq!(members.set_measured((one, model), profile(0.5), None), Ok(true));
+    assert_eq!(latency(&members), Span::from_millis(5), "the other one has yet to measure it");
+    let cost = Some(BatchCost { fixed: Span(3), per_task_ppm: 7 });
+    assert_eq!(members.set_measured((other, model), profile(0.25), cost), Ok(true));
+    assert_eq!((latency(&members), members.cost(model)), (Span::from_millis(3), cost));
+    let again = members.set_measured((other, model), profile(9.0), None).unwrap_err();
+    assert_eq!((&again[..], latency(&members)), ("m: it was measured before", Span::from_millis(3)));
+    assert_eq!(members.set_measured((other, ModelId(77)), profile(9.0), None), Ok(false), "it may have gone");
+    let third = members.add_backend(Timestamp(0), hello(1, vec![offer("m", 0.5, vec![0])]), 0, all).unwrap().backend;
+    let short = members.set_measured((third, model), LatencyProfile::linear(1.0, 1.0, 7).unwrap(), None);
+    assert_eq!(short.unwrap_err(), "m: l(b) was measured up to 7, expected 8");
+}
+
+#[test]
 fn wrong_offers_are_refused_with_the_reason() {
     let mut members = Members::new(0);
     let mut refuse = |hello| members.add_backend(Timestamp(0), hello, 0, all).unwrap_err().to_string();

@@ -34,7 +34,8 @@ pub(super) fn check(file: &ModelProto) -> Result<(), ExecutorError> {
     reason.map_or(Ok(()), |reason| Err(ExecutorError(format!("{reason}; {ELSE}"))))
 }
 
-fn all_graphs<'a>(graph: &'a GraphProto, found: &mut Vec<&'a GraphProto>) {
+/// A graph and those within.
+pub(super) fn all_graphs<'a>(graph: &'a GraphProto, found: &mut Vec<&'a GraphProto>) {
     found.push(graph);
     let within = graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_ref());
     within.for_each(|graph| all_graphs(graph, found));
