@@ -6,10 +6,12 @@
 //! | `vitals` | [`Vitals`]: threads stamp their [`Heart`]s; whoever has none for too long has stalled. No IO |
 //! | `listener` | [`Listener`]: sockets, and the thread that serves them |
 //! | `process` | what Linux tells of this process, as Prometheus's clients tell it |
+//! | `network` | what this process has seen of the network |
 //! | `pages` | [`Pages`]: what is answered |
 #![deny(unsafe_code)]
 
 mod listener;
+mod network;
 mod pages;
 mod process;
 mod vitals;

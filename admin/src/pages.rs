@@ -1,10 +1,10 @@
 //! What is answered: health in a word, metrics in Prometheus's text format.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::Path};
 
 use proto::{Timestamp, WireVersion};
 
-use crate::{process, vitals::Vitals};
+use crate::{network, process, vitals::Vitals};
 
 /// An answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,6 +97,7 @@ impl Pages {
         for (thread, silence) in vitals.silences(now) {
             let _ = writeln!(text, "{name}{{thread=\"{thread}\"}} {}", silence.as_millis_f64() / 1e3);
         }
+        text.push_str(&network::metrics(&transport::traffic(), Path::new("/sys")));
         text.push_str(&(self.more)(now));
         text
     }

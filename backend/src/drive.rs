@@ -119,7 +119,8 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
         // The route may be another one each time.
         let look = || config.network.arm(None, &schedulers);
         let Some(arm) = transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)? else { break };
-        let endpoint = EndpointConfig::over(arm).with_secrets(secrets.clone()).with_tls(config.network.tls.clone());
+        let endpoint = EndpointConfig::over(arm).with_name("backend", &config.network.member_name());
+        let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(config.network.tls.clone());
         let place = (config, &schedulers[..], endpoint);
         let session = Session::open(place, clock, (models, &shapes), not_loaded.clone(), threads, number)?;
         let ended = session.run(stop);

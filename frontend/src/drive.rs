@@ -111,7 +111,11 @@ impl Frontend {
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
             connections_max: connections_max(config.links_max, schedulers.len()),
-            ..EndpointConfig::over(arm).with_secrets(secrets).with_tls(config.network.tls.clone()).listening(link)
+            ..EndpointConfig::over(arm)
+                .with_name("frontend", &config.network.member_name())
+                .with_secrets(secrets)
+                .with_tls(config.network.tls.clone())
+                .listening(link)
         };
         let mut endpoint = Endpoint::open(endpoint)?;
         let key = endpoint.register(&region, Access { remote_read: true, remote_write: true })?;

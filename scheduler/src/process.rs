@@ -97,8 +97,9 @@ impl Place {
         let look = || {
             let listen = transport::own_address("listen", &config.listen)?;
             let endpoint = EndpointConfig::over(config.fabric.arm(Some(listen.ip()), &others)?);
-            let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(config.fabric.tls.clone());
             let (name, vitals, board) = (config.fabric.member_name(), vitals.clone(), board.clone());
+            let endpoint = endpoint.with_name("scheduler", &name).with_secrets(secrets.clone());
+            let endpoint = endpoint.with_tls(config.fabric.tls.clone());
             Ok(Self { listen, endpoint, name, vitals, board })
         };
         transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)

@@ -1,43 +1,82 @@
-//! What happened on an endpoint, by cause.
+//! What happened, by cause: of an endpoint as a whole, and of each of its reliable connections.
 
-/// Monotonic counts since the endpoint was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Counters {
+/// The counters with what they say: one that is added here is only to be counted.
+macro_rules! counters {
+    ($($(#[doc = $help:literal])+ $name:ident)*) => {
+        /// Monotonic counts.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[non_exhaustive]
+        pub struct Counters {
+            $($(#[doc = $help])+ pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// Nothing has happened yet.
+            pub const ZERO: Self = Self { $($name: 0),* };
+
+            /// Each counter: its name, what it says, and its count.
+            pub fn all(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), concat!($($help),+), self.$name)),*].into_iter()
+            }
+
+            /// Counts what was counted elsewhere, too.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+counters! {
     /// Packets accepted.
-    pub packets_received: u64,
+    packets_received
     /// Packets written.
-    pub packets_sent: u64,
+    packets_sent
     /// Dropped: too short, too long, or not a whole packet.
-    pub dropped_malformed: u64,
+    dropped_malformed
     /// Dropped: an opcode that we do not speak (UC, RD, XRC, congestion notifications, reserved values).
-    pub dropped_unsupported: u64,
+    dropped_unsupported
     /// Dropped: for no queue pair of ours, or one that is not ready.
-    pub dropped_no_queue_pair: u64,
+    dropped_no_queue_pair
     /// Dropped: from another address or port than the queue pair's peer, or with another partition key.
-    pub dropped_wrong_peer: u64,
+    dropped_wrong_peer
     /// Dropped: ICRC mismatch.
-    pub dropped_icrc: u64,
+    dropped_icrc
     /// Dropped: a datagram with another queue key.
-    pub dropped_queue_key: u64,
+    dropped_queue_key
     /// Dropped: a datagram that met no receive, or one that is too short for it.
-    pub dropped_no_receive: u64,
+    dropped_no_receive
     /// Dropped: an acknowledgement or response for nothing that is outstanding.
-    pub dropped_ghost: u64,
+    dropped_ghost
     /// Asynchronous events that nobody polled in time.
-    pub events_lost: u64,
+    events_lost
     /// Requests that arrived again.
-    pub duplicate_requests: u64,
+    duplicate_requests
     /// Gaps in the request sequence that we reported (NAK 0x60).
-    pub sequence_errors: u64,
+    sequence_errors
     /// Requests that met no receive (RNR NAK sent).
-    pub receiver_not_ready: u64,
+    receiver_not_ready
     /// Requests that we refused (NAK 0x61, 0x62, 0x63 sent).
-    pub requests_refused: u64,
+    requests_refused
     /// Times that we went back because the peer reported a gap, or a READ response was missing.
-    pub retransmits_gap: u64,
+    retransmits_gap
     /// Packets that we repeated because the answer took much longer than usual.
-    pub probes: u64,
+    probes
     /// Times that we went back because nothing came back in time.
-    pub retransmits_timeout: u64,
+    retransmits_timeout
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counter_has_a_name_and_says_what_it_counts() {
+        let mut counters = Counters { packets_sent: 3, probes: 1, ..Counters::default() };
+        counters.add(&Counters { packets_sent: 4, dropped_icrc: 2, ..Counters::default() });
+        let counted: Vec<_> = counters.all().filter(|(.., count)| *count > 0).collect();
+        let sent = ("packets_sent", " Packets written.", 7);
+        assert!(counted.contains(&sent) && counted.len() == 3, "{counted:?}");
+        assert!(counters.all().all(|(_, help, _)| help.starts_with(' ') && help.ends_with('.')));
+    }
 }

@@ -46,13 +46,14 @@ pub struct Endpoint {
     config: EndpointConfig,
     rng: ChaCha8Rng,
     regions: RegionTable,
-    queue_pairs: BTreeMap<QueuePairNumber, QueuePair>,
+    queue_pairs: BTreeMap<QueuePairNumber, Counted>,
     datagrams: BTreeMap<QueuePairNumber, DatagramQueuePair>,
     /// Oldest first; at most [`RETIRED_MAX`].
     retired: VecDeque<QueuePairNumber>,
     /// Queue pairs that may have something to send, each at most once.
     transmit_queue: VecDeque<QueuePairNumber>,
     completions: CompletionQueue,
+    /// Of what belongs to no connection that is there.
     counters: Counters,
     shared_receive_queues: SharedReceiveQueueTable,
     events: EventQueue,
@@ -61,14 +62,24 @@ pub struct Endpoint {
     timeout: Option<Timestamp>,
 }
 
-/// What a queue pair shares with the others, apart from the tables of queue pairs.
+/// A queue pair, and what has happened there.
+struct Counted {
+    queue_pair: QueuePair,
+    counters: Counters,
+}
+
+/// What a queue pair shares with the others, apart from the tables of queue pairs. It counts for itself, or with all
+/// that have no counters of their own.
 macro_rules! context {
     ($self:ident, $now:expr) => {
+        context!($self, $now, &mut $self.counters)
+    };
+    ($self:ident, $now:expr, $counters:expr) => {
         Context {
             now: $now,
             regions: &mut $self.regions,
             completions: &mut $self.completions,
-            counters: &mut $self.counters,
+            counters: $counters,
             shared_receive_queue: &mut $self.shared_receive_queues,
             events: &mut $self.events,
         }
@@ -78,7 +89,10 @@ macro_rules! context {
 /// Splits an endpoint into a queue pair and what it shares; `None` if there is no such queue pair.
 macro_rules! with_queue_pair {
     ($self:ident, $number:expr, $now:expr) => {
-        $self.queue_pairs.get_mut(&$number).map(|queue_pair| (queue_pair, context!($self, $now)))
+        $self
+            .queue_pairs
+            .get_mut(&$number)
+            .map(|Counted { queue_pair, counters }| (queue_pair, context!($self, $now, counters)))
     };
 }
 
@@ -136,7 +150,8 @@ impl Endpoint {
         config.check()?;
         let number = self.free_number()?;
         let receive_domain = self.attach(config.shared_receive_queue)?.unwrap_or(config.protection_domain);
-        self.queue_pairs.insert(number, QueuePair::new(number, config, receive_domain));
+        let queue_pair = QueuePair::new(number, config, receive_domain);
+        self.queue_pairs.insert(number, Counted { queue_pair, counters: Counters::default() });
         Ok(number)
     }
 
@@ -237,12 +252,13 @@ impl Endpoint {
     /// peer's `max_dest_rd_atomic`), and SEND and WRITE packets. Never raises; at least one of each goes out. False if
     /// there is no such queue pair.
     pub fn limit_requests(&mut self, qpn: QueuePairNumber, max_rd_atomic: usize, window_packets: u32) -> bool {
-        let queue_pair = self.queue_pairs.get_mut(&qpn);
-        queue_pair.map(|queue_pair| queue_pair.limit_requests(max_rd_atomic, window_packets)).is_some()
+        let found = self.queue_pairs.get_mut(&qpn);
+        found.map(|found| found.queue_pair.limit_requests(max_rd_atomic, window_packets)).is_some()
     }
 
     fn find(&mut self, qpn: QueuePairNumber) -> Result<&mut QueuePair, ModifyError> {
-        self.queue_pairs.get_mut(&qpn).ok_or(ModifyError::UnknownQueuePair)
+        let found = self.queue_pairs.get_mut(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
+        Ok(&mut found.queue_pair)
     }
 
     /// Any state to ERROR: when this returns, nothing that the peer sends touches our memory over this queue pair any
@@ -263,7 +279,7 @@ impl Endpoint {
             queue_pair.reset();
             return true;
         }
-        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else { return false };
+        let Some(Counted { queue_pair, .. }) = self.queue_pairs.get_mut(&qpn) else { return false };
         self.completions.release(queue_pair.outstanding());
         queue_pair.reset();
         true
@@ -274,7 +290,8 @@ impl Endpoint {
         self.transmit_queue.retain(|number| *number != qpn);
         let (outstanding, shared) = if let Some(queue_pair) = self.datagrams.remove(&qpn) {
             (queue_pair.outstanding(), queue_pair.config().shared_receive_queue)
-        } else if let Some(queue_pair) = self.queue_pairs.remove(&qpn) {
+        } else if let Some(Counted { queue_pair, counters }) = self.queue_pairs.remove(&qpn) {
+            self.counters.add(&counters);
             (queue_pair.outstanding(), queue_pair.config().shared_receive_queue)
         } else {
             return false;
@@ -294,7 +311,7 @@ impl Endpoint {
     #[must_use]
     pub fn state(&self, qpn: QueuePairNumber) -> Option<QueuePairState> {
         let datagrams = self.datagrams.get(&qpn).map(DatagramQueuePair::state);
-        datagrams.or_else(|| self.queue_pairs.get(&qpn).map(QueuePair::state))
+        datagrams.or_else(|| self.queue_pairs.get(&qpn).map(|found| found.queue_pair.state()))
     }
 
     /// Makes a queue of receives for many queue pairs ([`QueuePairConfig::shared_receive_queue`]).
@@ -434,7 +451,7 @@ impl Endpoint {
     /// Something happened to a queue pair: it may have something to send.
     fn enqueue(&mut self, number: QueuePairNumber) {
         let queued = match self.queue_pairs.get_mut(&number) {
-            Some(queue_pair) => Some(&mut queue_pair.queued),
+            Some(found) => Some(&mut found.queue_pair.queued),
             None => self.datagrams.get_mut(&number).map(|queue_pair| &mut queue_pair.queued),
         };
         if let Some(queued) = queued.filter(|queued| !**queued) {
@@ -463,9 +480,17 @@ impl Endpoint {
         self.completions.take_notification()
     }
 
-    /// What happened so far.
+    /// What happened so far, at all queue pairs that there are and were.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
-        &self.counters
+    pub fn counters(&self) -> Counters {
+        let mut all = self.counters;
+        self.queue_pairs.values().for_each(|found| all.add(&found.counters));
+        all
+    }
+
+    /// What happened so far at a reliable connection, of what is counted by connection.
+    #[must_use]
+    pub fn counters_of(&self, qpn: QueuePairNumber) -> Option<&Counters> {
+        self.queue_pairs.get(&qpn).map(|found| &found.counters)
     }
 }

@@ -120,6 +120,16 @@ pub struct DriverCounters {
     pub send_errors: u64,
 }
 
+impl DriverCounters {
+    /// Counts what another driver has counted, too.
+    pub fn add(&mut self, other: Self) {
+        self.receive_calls += other.receive_calls;
+        self.send_calls += other.send_calls;
+        self.send_blocked += other.send_blocked;
+        self.send_errors += other.send_errors;
+    }
+}
+
 impl Driver {
     /// Binds to a specific address; port 0 lets the system choose. `seed` is the faults'.
     ///

@@ -91,7 +91,8 @@ def join(address, versions, secret, hello, packets):
         host, port = packets
         where = struct.pack("<II4sH", 0, 0, socket.inet_aton(host), port)
         queue_pair = struct.pack("<IIHBHI", 0x1234, 0x5678, 4096, 16, 256, 1 << 20)
-        connection.sendall(message(OFFER, os.urandom(8) + where + queue_pair + sized(hello)))
+        name = bytes(81)
+        connection.sendall(message(OFFER, os.urandom(8) + where + queue_pair + name + sized(hello)))
         kind, content = read_message(connection)
         while kind == HEARTBEAT:
             kind, content = read_message(connection)

@@ -36,14 +36,14 @@ use soft_roce::PathMtu;
 use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
-    Release,
+    PeerName, Release,
     limits::{HANDSHAKE_MAX, HELLO_BYTES_MAX, SILENCE_MAX},
     secrets::Known,
 };
 
 const MAGIC: &[u8; 8] = b"downbeat";
 /// Of prefaces and of [`Message`]; to be raised with any change of them. It stands where it always has.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const VERSION_END: usize = MAGIC.len() + size_of::<u16>();
 pub(crate) const NONCE_BYTES: usize = 32;
 const PREFACE_BYTES: usize = VERSION_END + size_of::<u64>() + NONCE_BYTES;
@@ -84,6 +84,8 @@ pub(crate) struct Parameters {
     pub receive_depth: u16,
     /// Bytes that its peer may have in flight towards it, so that all peers together fit its socket's buffer.
     pub window_bytes: u32,
+    /// What operators call it.
+    pub name: PeerName,
 }
 
 impl Parameters {
@@ -526,8 +528,8 @@ impl Bootstrap {
         };
         let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
         mac.update(match prover {
-            Role::Client => b"downbeat bootstrap 4, client",
-            Role::Server => b"downbeat bootstrap 4, server",
+            Role::Client => b"downbeat bootstrap 5, client",
+            Role::Server => b"downbeat bootstrap 5, server",
         });
         for preface in [client, server] {
             mac.update(&preface.nonce);

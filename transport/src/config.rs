@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{
-    Release, Secrets, TlsFiles,
+    PeerName, Release, Secrets, TlsFiles,
     arm_name::ArmName,
     error::{ConfigError, OpenError},
     limits::{CREDIT_MAX, ROCE_PORT, SECRET_BYTES_MIN},
@@ -154,6 +154,8 @@ pub struct EndpointConfig {
     /// least [`SECRET_BYTES_MIN`] bytes.
     /// While a cluster changes it, either of two is believed.
     pub secrets: Secrets,
+    /// What peers show operators of us.
+    pub name: PeerName,
     /// What this process is; peers whose wire has another version are refused with both names.
     pub release: Release,
     /// Certificates; with them both ends of every bootstrap also prove themselves by mutual TLS, and it is encrypted.
@@ -187,7 +189,8 @@ impl EndpointConfig {
         let release = Release::this();
         let credit_wait = CREDIT_MAX;
         let (connections_max, read_budget_bytes) = (256, 0);
-        Self { arm, listen: None, secrets, release, tls: None, connections_max, read_budget_bytes, credit_wait }
+        let (listen, name, tls) = (None, PeerName::NONE, None);
+        Self { arm, listen, secrets, name, release, tls, connections_max, read_budget_bytes, credit_wait }
     }
 
     /// The same, and listens there (TCP).
@@ -195,6 +198,12 @@ impl EndpointConfig {
     pub fn listening(mut self, at: SocketAddr) -> Self {
         self.listen = Some(at);
         self
+    }
+
+    /// The same, and peers show operators a member of this kind and name.
+    #[must_use]
+    pub fn with_name(self, role: &str, name: &str) -> Self {
+        Self { name: PeerName::new(role, name), ..self }
     }
 
     /// The same with this secret.

@@ -119,6 +119,15 @@ impl Device {
         }
     }
 
+    /// What the kernel calls the device, if it is one of its own.
+    pub(crate) fn verbs_name(&self) -> Option<&str> {
+        match self {
+            Self::Soft(_) => None,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(verbs) => Some(verbs.name()),
+        }
+    }
+
     /// Registers a region; our own queue pairs may always fill it.
     ///
     /// # Errors

@@ -23,8 +23,8 @@ use acceptor::Acceptor;
 use names::{Names, Peer};
 
 use crate::{
-    Access, Address, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, Path, PostError, Region,
-    RegionKey, Release, Secrets, Transfer, Way,
+    Access, Address, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, Path, PeerName, PostError,
+    Region, RegionKey, Release, Secrets, Transfer, Way,
     bootstrap::{HEARTBEAT, Identity, Parameters},
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     device::{
@@ -38,6 +38,7 @@ use crate::{
     reads::Reads,
     resolve::Resolver,
     tls::Tls,
+    traffic::{Reporter, Traffic},
 };
 
 /// Turns of receiving and sending in one call, so that a flood does not keep the caller from its own work.
@@ -67,6 +68,8 @@ pub struct Endpoint {
     names: Names,
     connections_refused: u64,
     incarnation: u64,
+    name: PeerName,
+    reporter: Reporter,
     connections_max: usize,
     /// Registered by our owner.
     regions: usize,
@@ -183,6 +186,8 @@ impl Endpoint {
             names,
             connections_refused: 0,
             incarnation: rand::random(),
+            name: config.name,
+            reporter: Reporter::open(),
             connections_max: config.connections_max,
             regions: 0,
             next_connection: 1,
@@ -383,6 +388,9 @@ impl Endpoint {
         self.run_bootstrap_timers(now);
         self.end_starved(now);
         self.take_down_failed();
+        if self.reporter.is_due(now) {
+            self.reporter.leave(now, self.seen(self.reporter.gone()));
+        }
         self.post(now);
         self.watch_device();
         if !progressed && self.device.request_notification() {
@@ -582,6 +590,24 @@ impl Endpoint {
         (link.bootstrap.heard_at() > since + HEARTBEAT).then(|| since + self.credit_wait)
     }
 
+    /// Adds what was seen of the network to what it was at connections that are gone.
+    fn seen(&self, mut traffic: Traffic) -> Traffic {
+        let soft = self.device.soft();
+        if let Some(soft) = soft {
+            (traffic.counters, traffic.driver) = (soft.counters(), soft.driver_counters());
+        }
+        traffic.devices.extend(self.device.verbs_name().map(str::to_owned));
+        for connection in self.connections.values() {
+            let Stage::Up { channel, peer } = &connection.stage else { continue };
+            let seen = traffic.peer(&called(connection, peer));
+            seen.path = Some(Path::to(peer.address));
+            if let Some(counters) = soft.and_then(|soft| soft.counters_of(channel.number())) {
+                seen.counters.add(counters);
+            }
+        }
+        traffic
+    }
+
     fn take_down_failed(&mut self) {
         while let Some((id, reason)) = self.failed.pop_front() {
             self.on_down(id, &reason, &reason);
@@ -613,8 +639,11 @@ impl Endpoint {
             self.events.push_back((Event::Disconnected { connection: id, reason }, None));
         }
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        if let Stage::Up { channel, .. } = &connection.stage {
+        if let Stage::Up { channel, peer } = &connection.stage {
             self.device.modify_to_error(channel.number());
+            if let Some(counters) = self.device.soft().and_then(|soft| soft.counters_of(channel.number())) {
+                self.reporter.handle_gone(&called(connection, peer), counters);
+            }
             // What had ended before the fence is reported as it ended, the rest as flushed.
             self.handle_completions();
         }
@@ -641,6 +670,13 @@ impl Endpoint {
     }
 }
 
+impl Drop for Endpoint {
+    /// What it has seen stays counted.
+    fn drop(&mut self) {
+        self.reporter.end(self.seen(self.reporter.gone()));
+    }
+}
+
 impl AsFd for Endpoint {
     /// Readable when [`Endpoint::drive`] has something to do (an epoll instance), so that an event loop of another
     /// library can wait for it. A call of a [`Waker`] makes it readable until the next [`Endpoint::wait`].
@@ -656,6 +692,11 @@ fn watched(poller: &Poller, device: &Device) -> io::Result<Vec<(Descriptor, Inte
         Ok((descriptor, interest))
     };
     device.descriptors().map(watch).collect()
+}
+
+/// What operators call a peer: as it says itself, or by its address.
+fn called(connection: &Connection, peer: &Parameters) -> String {
+    peer.name.shown().map_or_else(|| connection.peer.at.ip().to_string(), str::to_owned)
 }
 
 /// A descriptor's number in the poller.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proto::{Span, Timestamp};
 
 use crate::{
-    Release,
+    PeerName, Release,
     bootstrap::{Bootstrap, BootstrapEvent, Identity, MESSAGE_BYTES_MAX, NONCE_BYTES, PacketAddress, Parameters},
 };
 
@@ -69,6 +69,7 @@ impl HandshakeUnderAttack {
 
     fn serve(&mut self) {
         let parameters = Parameters {
+            name: PeerName::NONE,
             incarnation: 7,
             address: PacketAddress::SoftRoce(([127, 0, 0, 1], 4791).into()),
             queue_pair: 17,

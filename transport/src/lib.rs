@@ -57,6 +57,7 @@
 //! | `address`, `resolve` | where somebody is, by address or name; names are looked up on threads of their own |
 //! | `secrets` | what members prove to each other that they know, and the files with it |
 //! | `limits`, `arm_name` | what errors name, too |
+//! | `traffic`, `peer_name` | what all endpoints have seen of the network and of whom, for operators |
 //! | `path` | the way that packets of a connection take, for operators |
 #![deny(unsafe_code)]
 
@@ -82,6 +83,7 @@ mod memory;
 mod notes;
 mod path;
 mod patience;
+mod peer_name;
 mod poller;
 mod raw;
 mod reads;
@@ -94,6 +96,7 @@ mod ring;
 mod secrets;
 mod strangers;
 mod tls;
+mod traffic;
 
 pub use address::{Address, AddressError, OwnAddress};
 pub use arm_name::{ArmName, ArmNameError};
@@ -116,6 +119,7 @@ pub use limits::{
 pub use memory::Memory;
 pub use notes::Notes;
 pub use path::Path;
+pub use peer_name::PeerName;
 pub use poller::Waker;
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
@@ -124,3 +128,4 @@ pub use resolve::{own_address, own_or_routed, wait_for_names};
 pub use secrets::Secrets;
 pub use strangers::share_of;
 pub use tls::{ServerTlsFiles, TlsFiles, client_tls};
+pub use traffic::{PeerTraffic, Traffic, traffic};

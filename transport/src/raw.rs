@@ -8,7 +8,7 @@ use proto::Timestamp;
 use soft_roce::{Completion, Operation, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use crate::{
-    Access, Arm, Region, RegionKey,
+    Access, Arm, PeerName, Region, RegionKey,
     bootstrap::Parameters,
     channel::READS_POSTED_MAX,
     device::{Device, interface::Demand},
@@ -63,6 +63,7 @@ impl RawQueuePair {
         let (offer, address) = (self.device.offer(), self.device.address());
         let ip = address.udp().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |at| at.ip());
         Ok(RawAddress(Parameters {
+            name: PeerName::NONE,
             incarnation: 0,
             address,
             queue_pair: self.number.0,

@@ -1,7 +1,7 @@
 //! Posting to an endpoint's queues. Each kind of request has one piece of local memory, or, by the method that ends in
 //! `_list`, more pieces that follow it: the message is gathered from them, or scattered over them, in order.
 
-use super::{Context, Endpoint};
+use super::{Context, Counted, Endpoint};
 use crate::{
     config::SharedReceiveQueueNumber,
     datagram::DatagramRequest,
@@ -61,11 +61,12 @@ impl Endpoint {
         request: RecvRequest,
         more: &[Segment],
     ) -> Result<(), PostError> {
-        let mut cx = context!(self, Timestamp::default());
         if let Some(queue_pair) = self.datagrams.get_mut(&qpn) {
+            let mut cx = context!(self, Timestamp::default());
             return cx.reserved(|cx| queue_pair.post_recv(request, more, cx));
         }
-        let queue_pair = self.queue_pairs.get_mut(&qpn).ok_or(PostError::UnknownQueuePair)?;
+        let parts = with_queue_pair!(self, qpn, Timestamp::default());
+        let (queue_pair, mut cx) = parts.ok_or(PostError::UnknownQueuePair)?;
         cx.reserved(|cx| queue_pair.post_recv(request, more, cx))
     }
 

@@ -101,7 +101,11 @@ impl Soft {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        *self.core.counters()
+        self.core.counters()
+    }
+
+    pub(crate) fn counters_of(&self, number: QueuePairNumber) -> Option<&Counters> {
+        self.core.counters_of(number)
     }
 
     pub(crate) fn driver_counters(&self) -> DriverCounters {

@@ -91,6 +91,11 @@ pub(super) fn takes_dma_bufs(device: &str) -> Result<bool, VerbsOpenError> {
 }
 
 impl Verbs {
+    /// As the kernel calls it.
+    pub(super) fn name(&self) -> &str {
+        &self.config.device
+    }
+
     pub(super) fn open(config: VerbsConfig, demand: Demand) -> Result<Self, VerbsOpenError> {
         config.settings.check()?;
         let opened = Opened::open(&config, demand)?;

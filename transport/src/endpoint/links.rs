@@ -247,6 +247,7 @@ impl Endpoint {
     fn parameters(&self, channel: &Channel, path_mtu: PathMtu) -> Parameters {
         Parameters {
             incarnation: self.incarnation,
+            name: self.name,
             address: self.device.address(),
             queue_pair: channel.number().0,
             psn: channel.psn().value(),

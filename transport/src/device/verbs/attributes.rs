@@ -91,7 +91,7 @@ pub(super) fn ready_to_send(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{bootstrap::PacketAddress, device::verbs::sys};
+    use crate::{PeerName, bootstrap::PacketAddress, device::verbs::sys};
 
     const OFFER: Offer = Offer {
         read_budget_bytes: 1 << 20,
@@ -107,6 +107,7 @@ mod tests {
 
     fn peer(max_dest_rd_atomic: u8) -> Parameters {
         Parameters {
+            name: PeerName::NONE,
             incarnation: 1,
             address: PacketAddress::InfiniBand { lid: 77 },
             queue_pair: 0x1234,
