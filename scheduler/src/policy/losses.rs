@@ -97,8 +97,8 @@ impl Losses {
         }
         self.late_part *= (1.0 - tuning.late_weight).powi((counts[0] + counts[1]) as i32);
         let size = f64::from(counts[0] + counts[1]);
-        self.slo_ns += tuning.batch_weight * (slos_ns / size - self.slo_ns);
-        self.hurried_part += tuning.batch_weight * (f64::from(counts[1]) / size - self.hurried_part);
+        self.slo_ns += tuning.gap_weight * (slos_ns / size - self.slo_ns);
+        self.hurried_part += tuning.gap_weight * (f64::from(counts[1]) / size - self.hurried_part);
     }
 
     /// The part of all tasks that was lost of late.

@@ -8,15 +8,14 @@ use std::fmt;
 /// The constants of [`Policy::Downbeat`](super::Policy::Downbeat).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tuning {
-    /// Weight of the newest batch in each average, once there were as many: they look back on about fifty.
-    pub batch_weight: f64,
     /// Weight of the newest task in the part of a model's tasks that is lost. It looks back on twenty thousand, of
     /// which 1 % are two hundred: that tells a loss from luck.
     pub task_weight: f64,
     /// The same in the part that was lost of late, which says whether more is asked for than can be served: it looks
     /// back on two thousand.
     pub late_weight: f64,
-    /// Weight of the newest in the average gap between arrivals, which looks back on two hundred.
+    /// Weight of the newest in the average gap between arrivals, and of the newest batch in averages of its SLOs, once
+    /// there were as many: they look back on two hundred.
     pub gap_weight: f64,
     /// What counts as a little:
     /// - what a model loses above it is not held against other models, as perhaps its objective cannot be met;
@@ -38,7 +37,6 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            batch_weight: 0.02,
             task_weight: 0.00005,
             late_weight: 0.0005,
             gap_weight: 0.005,
@@ -53,14 +51,13 @@ impl Default for Tuning {
 
 impl Tuning {
     /// The constants' names, as they are written; beside them there is the price.
-    pub const NAMES: [&'static str; 8] =
-        ["batch_weight", "task_weight", "late_weight", "gap_weight", "little", "reserve", "saving", "urgency_ms"];
+    pub const NAMES: [&'static str; 7] =
+        ["task_weight", "late_weight", "gap_weight", "little", "reserve", "saving", "urgency_ms"];
     const PRICE: &'static str = "gpu_price";
 
     /// One of them, and the most that it can be; all but the price are above zero.
     fn constant(&mut self, name: &str) -> Option<(&mut f64, f64)> {
         Some(match name {
-            "batch_weight" => (&mut self.batch_weight, 1.0),
             "task_weight" => (&mut self.task_weight, 1.0),
             "little" => (&mut self.little, 1.0),
             "late_weight" => (&mut self.late_weight, 1.0),
