@@ -3,8 +3,10 @@
 
 mod config_file;
 mod doctor;
+mod draining;
 mod handover;
 mod notices;
+mod operator;
 mod panics;
 mod role;
 mod signals;
@@ -41,6 +43,10 @@ enum Command {
     Backend(role::Args),
     /// Move the primary to another scheduler, before the present one is upgraded
     Handover(handover::Args),
+    /// Give a backend no more batches, or take a frontend out of load balancing
+    Drain(draining::DrainArgs),
+    /// End a drain
+    Resume(draining::ResumeArgs),
     /// Show who is in a cluster, what is served, and which backends can go
     Status(status::Args),
     /// Tell what this host offers and what to change
@@ -76,7 +82,7 @@ fn main() -> ExitCode {
         Command::Scheduler(args) | Command::Frontend(args) | Command::Backend(args) => {
             notices::write_as(args.log_format);
         }
-        Command::Handover(_) | Command::Status(_) | Command::Doctor(_) => {}
+        Command::Handover(_) | Command::Drain(_) | Command::Resume(_) | Command::Status(_) | Command::Doctor(_) => {}
     }
     let result = match cli.command {
         #[cfg(feature = "tools")]
@@ -85,6 +91,8 @@ fn main() -> ExitCode {
         Command::Frontend(args) => role::frontend(&args),
         Command::Backend(args) => role::backend(&args),
         Command::Handover(args) => handover::run(&args),
+        Command::Drain(args) => draining::drain(&args),
+        Command::Resume(args) => draining::resume(&args),
         Command::Status(args) => status::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(true) => Ok(()),

@@ -5,6 +5,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -21,7 +22,7 @@ const AMPLE_MS: f64 = 10_000.0;
 /// A role's process and its configuration file.
 struct Role {
     child: Child,
-    _config: tempfile::NamedTempFile,
+    config: tempfile::NamedTempFile,
 }
 
 impl Role {
@@ -30,7 +31,7 @@ impl Role {
         config.write_all(text.as_bytes()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
         command.args([role, "--config"]).arg(config.path()).env("RUST_LOG", "error").stdout(Stdio::null());
-        Self { child: command.spawn().unwrap(), _config: config }
+        Self { child: command.spawn().unwrap(), config }
     }
 }
 
@@ -62,11 +63,34 @@ fn asked(at: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// What `downbeat status` prints.
-fn status(at: SocketAddr) -> String {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
-    let output = command.args(["status", "--scheduler", &at.to_string()]).output().unwrap();
+/// What a command prints.
+fn printed(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_downbeat")).args(args).output().unwrap();
     String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+}
+
+fn status(at: SocketAddr) -> String {
+    printed(&["status", "--scheduler", &at.to_string()])
+}
+
+/// An operator drains members and resumes them.
+fn drains(&[listen, http, of_frontend]: &[SocketAddr; 3], config: &Path) {
+    let (listen, config) = (listen.to_string(), config.to_str().unwrap());
+    let asked_for = |args: &[&str]| printed(&[args, &["--scheduler", &listen, "--config", config]].concat());
+    let refused = asked_for(&["drain", "backend", "gpus"]);
+    assert!(refused.contains("no other backend that serves hosts ") && refused.contains("--force"), "{refused}");
+    assert!(asked_for(&["drain", "backend", "nobody"]).contains("found no backend called nobody"));
+    let drained = asked_for(&["drain", "frontend", "door"]);
+    assert!(drained.contains("is not ready any more"), "{drained}");
+    eventually("a frontend that is not ready", || asked(of_frontend, "/readyz").contains(" 503 Service Unavailable"));
+    let meanwhile = send(http, 1.0);
+    assert!(meanwhile.served > 0 && meanwhile.errors.is_empty(), "{meanwhile:?}");
+    assert!(asked_for(&["resume", "frontend", "door"]).contains("takes part again"));
+    eventually("a frontend that is ready again", || asked(of_frontend, "/readyz").contains(" 200 OK"));
+    assert!(asked_for(&["drain", "backend", "gpus", "--force"]).contains("models are not served now"));
+    eventually("a model that is not ready", || !is_ready(http, MODEL));
+    assert!(asked_for(&["resume", "backend", "gpus"]).contains("takes part again"));
+    eventually("a model that is ready once more", || is_ready(http, MODEL));
 }
 
 #[test]
@@ -105,6 +129,7 @@ fn a_cluster_outlives_its_scheduler() {
         assert!(table.contains(part), "{part}: {table}");
     }
     assert!(send(http, 1.0).served > 0);
+    drains(&[listen, http, of_frontend], first.config.path());
 
     // Requests go on coming while there is none: each ends at once or by its deadline, with a reason.
     let load = thread::spawn(move || send(http, 3.0));

@@ -623,6 +623,7 @@ impl Core {
                 let workers = &mut self.hosting.workers;
                 workers.iter_mut().for_each(|worker| worker.handle_cancel(scheduler_now, plan, task));
             }
+            SchedulerToBackend::Drain { is_drained } => self.on_drain(is_drained),
             SchedulerToBackend::Dismissed => self.leaving = self.leaving.map(|senders| senders.saturating_sub(1)),
             SchedulerToBackend::AskResident { gpu_index, gpu } => self.on_ask_resident(now, index, gpu_index, gpu),
             SchedulerToBackend::LoadWeights { gpu, model: theirs, earliest, latest } => {

@@ -114,7 +114,7 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let vital = (&vitals, &heart);
     let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, vital };
     reduce_timer_slack();
-    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
+    let (mut backoff, mut is_drained) = (Backoff::new(BACKOFF_MIN, BACKOFF_MAX), false);
     for number in 0.. {
         // The route may be another one each time.
         let look = || config.network.arm(None, &schedulers);
@@ -122,9 +122,10 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
         let endpoint = EndpointConfig::over(arm).with_name("backend", &config.network.member_name());
         let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(config.network.tls.clone());
         let place = (config, &schedulers[..], endpoint);
-        let session = Session::open(place, clock, (models, &shapes), not_loaded.clone(), threads, number)?;
+        let mut session = Session::open(place, clock, (models, &shapes), not_loaded.clone(), threads, number)?;
+        session.set_drained(is_drained);
         let ended = session.run(stop);
-        models = ended.models;
+        (models, is_drained) = (ended.models, ended.is_drained);
         if stop.load(Ordering::Relaxed) {
             break;
         }

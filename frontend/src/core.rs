@@ -153,6 +153,8 @@ pub struct Core {
     lives: u64,
     /// This life is over, and not all links are down.
     is_ending: bool,
+    /// An operator has drained us, in whatever life.
+    is_drained: bool,
     /// As long as nobody has told us who we are: the only session that may connect.
     asked: usize,
     /// The last that was known of the clock of a primary that was lost.
@@ -224,6 +226,7 @@ impl Core {
             frontend: None,
             lives: 0,
             is_ending: false,
+            is_drained: false,
             asked: 0,
             former_clock: ClockOffset::default(),
             config: CoreConfig { arena, ..config },
@@ -253,6 +256,12 @@ impl Core {
     #[must_use]
     pub fn to_local(&self, at: Timestamp) -> Option<Timestamp> {
         self.clocks().find_map(|clock| clock.to_local(at))
+    }
+
+    /// Whether an operator has drained this frontend: it serves, and is not to be given more.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.is_drained
     }
 
     /// Whether requests for some model can be taken, or could, had clients not unloaded all of them.
@@ -588,6 +597,7 @@ impl Core {
             }
             SchedulerToFrontend::Dropped { .. }
             | SchedulerToFrontend::Answered { .. }
+            | SchedulerToFrontend::Drain { .. }
             | SchedulerToFrontend::Fence { .. }
             | SchedulerToFrontend::ModelChanged { .. } => {
                 if is_primary {
@@ -600,6 +610,7 @@ impl Core {
     /// What only the primary may say.
     fn on_order(&mut self, now: Timestamp, index: usize, connection: ConnectionId, message: SchedulerToFrontend) {
         match message {
+            SchedulerToFrontend::Drain { is_drained } => self.on_drain(is_drained),
             SchedulerToFrontend::Dropped { task, reason } => self.tasks.handle_dropped(now, task, reason),
             SchedulerToFrontend::Answered { tasks, .. } if tasks.len() > ANSWERED_TASKS_MAX => {
                 let reason = format!("{} tasks are said to be answered, at most {ANSWERED_TASKS_MAX} fit", tasks.len());

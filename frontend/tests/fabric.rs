@@ -172,7 +172,10 @@ impl Fabric {
             | Addressed::Control(FrontendToControl::Link { .. })
             | Addressed::ModelThread(FrontendToModelThread::Open { .. })
             | Addressed::Control(
-                FrontendToControl::Misses { .. } | FrontendToControl::PageRead | FrontendToControl::Refuses { .. },
+                FrontendToControl::Misses { .. }
+                | FrontendToControl::Drained { .. }
+                | FrontendToControl::PageRead
+                | FrontendToControl::Refuses { .. },
             )) => {
                 panic!("nobody asked for that: {other:?}")
             }

@@ -188,7 +188,7 @@ impl Service {
     /// Whether requests for some model can be taken.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.is_draining.get() && self.desk.with_core(frontend::core::Core::is_ready)
+        !self.is_draining.get() && self.desk.with_core(|core| core.is_ready() && !core.is_drained())
     }
 
     /// Whether requests for a model can be taken.

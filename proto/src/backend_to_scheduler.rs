@@ -213,15 +213,6 @@ pub enum BackendToControl {
         /// The models; up to [`OFFERS_BYTES_MAX`].
         models: Vec<ModelOffer>,
     },
-    /// What batches of a model take is measured now that it was offered before that. Once, and told to every scheduler.
-    Measured {
-        /// The model, as the reader calls it.
-        model: ModelId,
-        /// l(b), for as many tasks as in the offer.
-        profile: LatencyProfile,
-        /// As in the offer.
-        cost: Option<BatchCost>,
-    },
     /// Nothing of the model is left.
     Unloaded {
         /// The model.
@@ -283,6 +274,21 @@ pub enum BackendToControl {
     ClockRequest {
         /// When this was sent, on the sender's clock; comes back in the reply.
         sent_at: Timestamp,
+    },
+    /// What batches of a model take is measured now that it was offered before that. Once, and told to every scheduler.
+    Measured {
+        /// The model, as the reader calls it.
+        model: ModelId,
+        /// l(b), for as many tasks as in the offer.
+        profile: LatencyProfile,
+        /// As in the offer.
+        cost: Option<BatchCost>,
+    },
+    /// An operator has drained it, or resumed it; told to every scheduler, and by a drained one to each that has taken
+    /// it in. It wants no plans meanwhile.
+    Drained {
+        /// Drained, or resumed.
+        is_drained: bool,
     },
 }
 

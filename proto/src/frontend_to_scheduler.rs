@@ -66,6 +66,12 @@ pub enum FrontendToControl {
         /// Whose.
         backend: BackendId,
     },
+    /// An operator has drained it, or resumed it; told to every scheduler, and by a drained one to each that has taken
+    /// it in. What it submits meanwhile is served.
+    Drained {
+        /// Drained, or resumed.
+        is_drained: bool,
+    },
 }
 
 /// A message to the ModelThread that owns the model.

@@ -4,6 +4,7 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::{
     backend_to_scheduler::BackendHello,
+    draining::DrainRequest,
     frontend_to_scheduler::FrontendHello,
     ids::{BackendId, FrontendId},
     scheduler_to_scheduler::PeerHello,
@@ -23,6 +24,9 @@ pub enum SchedulerHello {
     /// An operator who wants this scheduler to be the primary; answered, once it is, with a
     /// [`HandedOver`](crate::scheduler_to_scheduler::HandedOver), or refused with the reason.
     HandOver,
+    /// An operator who wants a member drained, or resumed; answered by the primary with a
+    /// [`DrainAnswer`](crate::draining::DrainAnswer), or refused with the reason.
+    Drain(DrainRequest),
 }
 
 /// What a member says when it connects to a ModelThread.

@@ -8,6 +8,7 @@ pub mod backend_to_scheduler;
 pub mod backoff;
 pub mod brought;
 pub mod clock;
+pub mod draining;
 pub mod epoch;
 pub mod frame;
 pub mod frontend_to_scheduler;

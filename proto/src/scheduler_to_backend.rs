@@ -162,6 +162,11 @@ pub enum SchedulerToBackend {
     AskPrimary,
     /// Run this batch.
     Plan(BatchPlan),
+    /// From the primary: an operator wants the reader drained, or resumed.
+    Drain {
+        /// Drained, or resumed.
+        is_drained: bool,
+    },
 }
 
 /// What the scheduler answers when a backend connects.

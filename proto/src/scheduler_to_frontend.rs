@@ -187,6 +187,11 @@ pub enum SchedulerToFrontend {
     },
     /// So much of what there is to tell of models was a page ([`Pages`](crate::pages::Pages)). Answered by `PageRead`.
     PageEnd,
+    /// From the primary: an operator wants the reader drained, or resumed.
+    Drain {
+        /// Drained, or resumed.
+        is_drained: bool,
+    },
 }
 
 /// Bytes of a reason that is told in words.

@@ -8,6 +8,7 @@
 mod announcements;
 mod balance;
 mod changes;
+mod draining;
 mod failures;
 mod joining;
 mod learned;
@@ -379,6 +380,9 @@ impl Control {
                 self.on_refuses(now, frontend, backend);
                 self.settle(now);
             }
+            FrontendToControl::Drained { is_drained } => {
+                self.set_drained(now, Member::Frontend(frontend), is_drained);
+            }
         }
         Ok(())
     }
@@ -423,6 +427,7 @@ impl Control {
                 tracing::warn!(backend = backend.0, gpu_index, is_usable, "whether a GPU can be used has changed");
                 self.refresh(now);
             }
+            BackendToControl::Drained { is_drained } => self.set_drained(now, Member::Backend(backend), is_drained),
             BackendToControl::Leaving => self.on_backend_leaving(now, backend),
             BackendToControl::Resident { gpu, models, is_last } => {
                 self.on_resident(now, (backend, gpu), models, is_last)?;

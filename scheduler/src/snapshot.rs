@@ -50,6 +50,8 @@ pub enum MemberState {
     Unlinked,
     /// It takes part, as far as this scheduler knows.
     Serving,
+    /// An operator has drained it.
+    Drained,
     /// It is about to end.
     Leaving,
 }

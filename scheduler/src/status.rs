@@ -77,7 +77,7 @@ pub struct FrontendRow {
     pub name: String,
     /// Its id.
     pub id: u32,
-    /// `joining`, `unlinked` or `serving`.
+    /// `joining`, `unlinked`, `serving` or `drained`.
     pub state: String,
     /// It obeys this scheduler.
     pub obeys: bool,
@@ -94,7 +94,7 @@ pub struct BackendRow {
     pub name: String,
     /// Its id.
     pub id: u32,
-    /// `joining`, `unlinked`, `serving` or `leaving`.
+    /// `joining`, `unlinked`, `serving`, `drained` or `leaving`.
     pub state: String,
     /// It obeys this scheduler.
     pub obeys: bool,
@@ -406,6 +406,7 @@ fn word(state: MemberState) -> &'static str {
         MemberState::Joining => "joining",
         MemberState::Unlinked => "unlinked",
         MemberState::Serving => "serving",
+        MemberState::Drained => "drained",
         MemberState::Leaving => "leaving",
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Obedience {
     inherited_until: Timestamp,
     /// Plans that were given another name.
     renamed: u64,
+    /// An operator has drained us, by a primary's word.
+    pub(super) is_drained: bool,
 }
 
 impl Default for Obedience {
@@ -56,6 +58,7 @@ impl Default for Obedience {
             inherited: BTreeSet::new(),
             inherited_until: Timestamp::NEVER,
             renamed: 0,
+            is_drained: false,
         }
     }
 }
@@ -68,6 +71,17 @@ impl Obedience {
 }
 
 impl Core {
+    /// What an earlier life was told by an operator: whether this backend is drained.
+    pub fn handle_drained(&mut self, is_drained: bool) {
+        self.obedience.is_drained = is_drained;
+    }
+
+    /// Whether an operator has drained it.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.obedience.is_drained
+    }
+
     /// The session with the scheduler that we obey, unless that is lost.
     pub(super) fn primary(&self) -> Option<usize> {
         self.obedience.primary
@@ -92,6 +106,9 @@ impl Core {
         tracing::info!(backend = backend.0, %scheduler, model_threads = threads, "joined");
         for (frontend, link) in self.links.up().collect::<Vec<_>>() {
             self.tell(index, &BackendToControl::Linked { frontend, link });
+        }
+        if self.obedience.is_drained {
+            self.tell(index, &BackendToControl::Drained { is_drained: true });
         }
         self.offer(index);
         for Refused { name, version, reason } in self.not_loaded.clone() {
@@ -232,6 +249,13 @@ impl Core {
         for frontend in std::mem::take(&mut self.obedience.inherited) {
             self.leave_frontend(now, frontend);
         }
+    }
+
+    /// An operator has drained us, or resumed us: all schedulers are told.
+    pub(super) fn on_drain(&mut self, is_drained: bool) {
+        tracing::info!(is_drained, "whether this backend is drained has changed");
+        self.obedience.is_drained = is_drained;
+        self.tell_all(&BackendToControl::Drained { is_drained });
     }
 
     /// The primary does not serve a frontend any more.

@@ -42,6 +42,8 @@ pub(super) struct Ended {
     pub(super) reason: String,
     /// Whether there had been a primary.
     pub(super) joined: bool,
+    /// An operator has drained us.
+    pub(super) is_drained: bool,
     /// What is hosted now.
     pub(super) models: Vec<Arc<Loaded>>,
 }
@@ -122,6 +124,11 @@ impl<'a> Session<'a> {
         Ok(Self { number, clock, threads, endpoint, waker, staged, core, executing, drain_timeout })
     }
 
+    /// As the session before left it.
+    pub(super) fn set_drained(&mut self, is_drained: bool) {
+        self.core.handle_drained(is_drained);
+    }
+
     /// Serves until there is no scheduler to obey, or `stop` is set and all plans are finished, or take too long.
     pub(super) fn run(mut self, stop: &AtomicBool) -> Ended {
         self.threads.turns.open(self.waker.clone());
@@ -158,7 +165,8 @@ impl<'a> Session<'a> {
         self.threads.gpus.end_session(self.number);
         self.threads.turns.close();
         let reason = self.core.ended().unwrap_or("asked to stop").to_owned();
-        Ended { joined: self.core.has_joined(), reason, models: self.core.into_models() }
+        let (joined, is_drained) = (self.core.has_joined(), self.core.is_drained());
+        Ended { joined, is_drained, reason, models: self.core.into_models() }
     }
 
     /// Tells whoever looks after the process how it is, if that is another than was told last.

@@ -138,6 +138,9 @@ impl Core {
                     self.allegiance.handle_named(now);
                 }
                 self.request_clocks(now);
+                if self.is_drained {
+                    self.sessions[index].post(&FrontendToControl::Drained { is_drained: true });
+                }
             }
             Err(reason) => return self.leave(now, index, &reason),
         }
@@ -209,6 +212,15 @@ impl Core {
         let loaded = if is_first { spoken.loaded_ever() } else { spoken.loaded_since_first() };
         self.models.handle_obeyed(spoken);
         loaded.iter().for_each(|name| self.changes.handle_loaded(name));
+    }
+
+    /// An operator has drained us, or resumed us: all schedulers are told.
+    pub(super) fn on_drain(&mut self, is_drained: bool) {
+        tracing::info!("this frontend is {}", if is_drained { "drained" } else { "resumed" });
+        self.is_drained = is_drained;
+        for session in self.sessions.iter_mut().filter(|session| session.is_welcomed()) {
+            session.post(&FrontendToControl::Drained { is_drained });
+        }
     }
 
     /// A standby asks whether we miss the primary, too.

@@ -607,7 +607,10 @@ impl World {
                 | Addressed::Control(FrontendToControl::Link { .. })
                 | Addressed::ModelThread(FrontendToModelThread::Open { .. })
                 | Addressed::Control(
-                    FrontendToControl::Misses { .. } | FrontendToControl::PageRead | FrontendToControl::Refuses { .. },
+                    FrontendToControl::Misses { .. }
+                    | FrontendToControl::Drained { .. }
+                    | FrontendToControl::PageRead
+                    | FrontendToControl::Refuses { .. },
                 )) => {
                     panic!("nobody asked for that: {other:?}")
                 }

@@ -184,7 +184,7 @@ impl Peer {
                 None => self.change_model(change, to, name),
             },
             Addressed::Control(FrontendToControl::Link { .. })
-            | Addressed::Control(FrontendToControl::Obeys { .. })
+            | Addressed::Control(FrontendToControl::Obeys { .. } | FrontendToControl::Drained { .. })
             | Addressed::ModelThread(FrontendToModelThread::AllOpen) => {}
             other @ (Addressed::ModelThread(FrontendToModelThread::Fenced { .. })
             | Addressed::Control(

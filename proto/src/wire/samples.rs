@@ -5,9 +5,10 @@
 use zerocopy::IntoBytes;
 
 use crate::{
-    backend_to_frontend::*, backend_to_scheduler::*, brought::*, clock::ClockReply, epoch::*, frontend_to_scheduler::*,
-    hello::*, ids::*, link_pass::*, predictions::*, profile::*, request_times::*, scheduler_to_backend::*,
-    scheduler_to_frontend::*, scheduler_to_scheduler::*, slot::*, stages::*, time::*, weights::*,
+    backend_to_frontend::*, backend_to_scheduler::*, brought::*, clock::ClockReply, draining::*, epoch::*,
+    frontend_to_scheduler::*, hello::*, ids::*, link_pass::*, predictions::*, profile::*, request_times::*,
+    scheduler_to_backend::*, scheduler_to_frontend::*, scheduler_to_scheduler::*, slot::*, stages::*, time::*,
+    weights::*,
 };
 
 /// The golden file as this build has it.
@@ -246,12 +247,15 @@ structs! { struct_lines:
     LearnedAverages { arrivals, gap_ns, hosts, slo_ns, hurried_part, classes }
     LearnedClass { tasks, lost_part }
     HandedOver { epoch, took }
+    DrainRequest { kind, name, is_drained, is_forced }
+    DrainAnswer { id, only_there }
     LinkHello { backend, frontend, link, epoch, pass }
     LinkWelcome { arena_address, arena_bytes, arena_rkey, guards_offset }
 }
 
 enums! { enum_lines:
-    SchedulerHello { Frontend { 0 } Backend { 0 } Member { 0 } Peer { 0 } HandOver {} }
+    SchedulerHello { Frontend { 0 } Backend { 0 } Member { 0 } Peer { 0 } HandOver {} Drain { 0 } }
+    MemberKind { Frontend {} Backend {} }
     Member { Frontend { 0 } Backend { 0 } }
     ModelChange { Load {} Unload {} }
     FrontendToControl {
@@ -262,6 +266,7 @@ enums! { enum_lines:
         Misses { misses }
         PageRead {}
         Refuses { backend }
+        Drained { is_drained }
     }
     FrontendToModelThread {
         Cancel { task, model }
@@ -285,7 +290,6 @@ enums! { enum_lines:
         Loaded { load, outcome }
         NotLoaded { name, version, reason }
         Offers { models }
-        Measured { model, profile, cost }
         Unloaded { model }
         Resident { gpu, models, is_last }
         InHostMemory { models, is_there }
@@ -296,6 +300,8 @@ enums! { enum_lines:
         Obeys { epoch }
         Misses { misses }
         ClockRequest { sent_at }
+        Measured { model, profile, cost }
+        Drained { is_drained }
     }
     BackendToModelThread {
         WeightsLoaded { gpu, model, outcome }
@@ -324,6 +330,7 @@ enums! { enum_lines:
         NotLoaded { name, version, reason }
         ModelChanged { change, refused }
         PageEnd {}
+        Drain { is_drained }
     }
     SchedulerToBackend {
         FrontendLeft { frontend }
@@ -342,6 +349,7 @@ enums! { enum_lines:
         Takeover { epoch }
         AskPrimary {}
         Plan { 0 }
+        Drain { is_drained }
     }
     SchedulerToScheduler {
         ClockRequest { sent_at }

@@ -15,6 +15,7 @@ use proto::{
 
 mod claims;
 mod departures;
+mod draining;
 mod dynamic;
 mod handovers;
 mod networks;

@@ -251,6 +251,8 @@ pub(super) struct Members {
     versions: BTreeMap<String, Vec<ModelId>>,
     /// Models that have an owner; the rest have come just now.
     pub(super) dealt: usize,
+    /// Members that operators have drained.
+    drained: BTreeSet<Member>,
     /// What became of weights at backends that are gone.
     past: WeightsTally,
     reach: Reach,
@@ -300,6 +302,7 @@ impl Members {
             models: Vec::new(),
             versions: BTreeMap::new(),
             dealt: 0,
+            drained: BTreeSet::new(),
             past: WeightsTally::default(),
             reach: Reach::default(),
             reached_at: Timestamp::PAST,
@@ -713,6 +716,7 @@ impl Members {
             backend.linked.remove(&frontend);
         }
         self.reach.frontends.remove(&frontend);
+        self.drained.remove(&Member::Frontend(frontend));
         self.frontends.remove(&frontend)
     }
 
@@ -721,6 +725,7 @@ impl Members {
     pub(super) fn remove_backend(&mut self, backend: BackendId) -> Option<(Vec<GpuId>, Vec<ModelId>)> {
         let gone = self.backends.remove(&backend)?;
         self.reach.backends.remove(&backend);
+        self.drained.remove(&Member::Backend(backend));
         self.past = self.past.plus(gone.tally.past());
         for gpu in &gone.gpus {
             self.gpus.remove(gpu);
@@ -766,19 +771,6 @@ impl Members {
         doubtful.map(|(&backend, &link)| (backend, link)).collect()
     }
 
-    /// Notes whether a GPU works. False if there is no such GPU.
-    pub(super) fn set_usable(&mut self, backend: BackendId, gpu_index: u32, is_usable: bool) -> bool {
-        let gpu = self.backends.get(&backend).and_then(|entry| entry.gpus.get(gpu_index as usize));
-        let Some(gpu) = gpu.and_then(|id| self.gpus.get_mut(id)) else { return false };
-        gpu.is_usable = is_usable;
-        true
-    }
-
-    /// Notes that a backend wants no more plans. False if it had said so, or is not there.
-    pub(super) fn set_leaving(&mut self, backend: BackendId) -> bool {
-        self.backends.get_mut(&backend).is_some_and(|entry| !std::mem::replace(&mut entry.leaves, true))
-    }
-
     /// GPUs of a backend that planners know.
     pub(super) fn planned_gpus(&self, backend: BackendId) -> BTreeSet<GpuId> {
         let gpus = self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus);
@@ -808,7 +800,9 @@ impl Members {
     pub(super) fn reach(&self, now: Timestamp) -> Reach {
         let counts = |joining: &Joining| joining.grace_until <= now;
         let has_joined = Joining::is_over;
-        let backends = self.backends.iter().filter(|(_, entry)| has_joined(&entry.joining) && !entry.leaves);
+        let is_drained = |id: &BackendId| self.drained.contains(&Member::Backend(*id));
+        let backends = self.backends.iter();
+        let backends = backends.filter(|(id, entry)| has_joined(&entry.joining) && !entry.leaves && !is_drained(id));
         let backends = backends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.backends.contains(&id)));
         let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));
         let frontends =
@@ -873,6 +867,7 @@ impl Members {
 }
 
 mod costs;
+mod draining;
 mod shown;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::{hello::Member, member_name::is_member_name};
+use proto::{draining::MemberKind, hello::Member, member_name::is_member_name};
 
 /// By member.
 #[derive(Debug, Default)]
@@ -30,6 +30,11 @@ impl Names {
     /// It has left.
     pub(super) fn remove(&mut self, member: Member) {
         self.0.remove(&member);
+    }
+
+    /// Who is called so.
+    pub(super) fn find(&self, kind: MemberKind, shown: &str) -> Option<Member> {
+        self.0.iter().find(|(member, name)| kind.is_of(**member) && *name == shown).map(|(member, _)| *member)
     }
 
     /// What a member is called, if it is here.
@@ -62,6 +67,11 @@ mod tests {
         }
         let shown = |names: &Names| [one, other, frontend].map(|member| names.of(member).map(str::to_owned));
         assert_eq!(shown(&names), [Some("a"), Some("a#4"), Some("a")].map(|name| name.map(str::to_owned)));
+        assert_eq!(names.find(MemberKind::Backend, "a#4"), Some(other));
+        assert_eq!(
+            [MemberKind::Frontend, MemberKind::Backend].map(|kind| names.find(kind, "a")),
+            [frontend, one].map(Some)
+        );
         names.remove(one);
         // It joins again.
         names.add(other, "a".to_owned());

@@ -137,6 +137,11 @@ impl Peers {
                 self.operators.push(connection);
                 Ok(())
             }
+            SchedulerHello::Drain(request) => {
+                let answer = control.handle_drain(now, &request)?;
+                endpoint.accept(self.clock.now(), connection, encode(&answer));
+                Ok(())
+            }
             _ => Err("this is said to the wrong part of the scheduler".to_owned()),
         }
     }

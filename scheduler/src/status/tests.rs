@@ -54,7 +54,7 @@ fn a_backend_is_safe_to_remove_if_others_that_live_host_all_that_it_does() {
     let mut broken = two();
     broken[1].gpus[0].is_usable = false;
     assert_eq!(safety(&page(&status(broken, 1, 2), ""))[0], (false, 2, vec!["m0", "m1"]));
-    for state in [MemberState::Leaving, MemberState::Unlinked, MemberState::Joining] {
+    for state in [MemberState::Leaving, MemberState::Drained, MemberState::Unlinked, MemberState::Joining] {
         let mut gone = two();
         gone[1].state = state;
         // It takes nothing away.

@@ -647,3 +647,20 @@ fn lose_gpu(backend: &mut Backend) {
     backend.0.handle_event(NOW, Event::WriteDone { connection, token: token.unwrap(), result: Ok(()) });
     backend.outputs();
 }
+
+#[test]
+fn a_drain_is_told_to_every_scheduler_and_outlives_them() {
+    let mut backend = Backend::of_two();
+    let drained = |is_drained| Addressed::Control(BackendToControl::Drained { is_drained });
+    backend.tell(OTHER, &SchedulerToBackend::Drain { is_drained: true });
+    assert!(backend.reports().is_empty() && !backend.0.is_drained(), "a standby's word");
+    backend.tell(SCHEDULER, &SchedulerToBackend::Drain { is_drained: true });
+    assert_eq!(backend.reports(), [(SCHEDULER, drained(true)), (OTHER, drained(true))]);
+    // The next life knows it, and whoever welcomes it then.
+    let mut next = Backend::of(1);
+    next.0.handle_drained(backend.0.is_drained());
+    let mut next = next.welcomed_by(&[]);
+    assert_eq!(next.reports(), [(SCHEDULER, drained(true)), (SCHEDULER, obeys(1))]);
+    next.tell(SCHEDULER, &SchedulerToBackend::Drain { is_drained: false });
+    assert_eq!(next.reports(), [(SCHEDULER, drained(false))]);
+}

@@ -765,3 +765,22 @@ fn takeovers_are_counted_with_the_time_that_there_was_no_primary() {
     bench.welcome(1, STANDBY.era, claim(4, 1).epoch, 2);
     assert_eq!(seen(&bench), (Some(1), 1, claim(4, 1).epoch, (2, took, 1)), "in another life");
 }
+
+#[test]
+fn a_drain_is_told_to_every_scheduler_and_outlives_them() {
+    let (mut bench, _) = Bench::warm();
+    let drained = |is_drained| Addressed::Control(FrontendToControl::Drained { is_drained });
+    bench.tell(1, &SchedulerToFrontend::Drain { is_drained: true });
+    assert!(!bench.core.is_drained(), "a standby's word");
+    bench.tell(0, &SchedulerToFrontend::Drain { is_drained: true });
+    let [first, second] = [0, 1].map(|scheduler| bench.control(scheduler));
+    assert_eq!([first, second].map(|control| bench.said(control)), [[drained(true)], [drained(true)]]);
+    assert!(bench.core.is_drained() && bench.core.is_ready() && bench.request(false).is_ok(), "it serves");
+    bench.lose(1);
+    bench.pass(Span::from_millis(3_000));
+    bench.welcome(1, STANDBY.era, Epoch::NONE, 2);
+    let again = bench.control(1);
+    assert_eq!(bench.said(again), [drained(true)]);
+    bench.tell(0, &SchedulerToFrontend::Drain { is_drained: false });
+    assert!(!bench.core.is_drained());
+}

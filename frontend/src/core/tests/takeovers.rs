@@ -160,7 +160,9 @@ impl Rumble {
             }
             Addressed::Control(FrontendToControl::ClockRequest { .. })
             | Addressed::Control(FrontendToControl::Misses { .. }) => {}
-            Addressed::Control(FrontendToControl::PageRead) => panic!("nobody is sent pages here"),
+            Addressed::Control(FrontendToControl::PageRead | FrontendToControl::Drained { .. }) => {
+                panic!("nobody is sent pages, or drained, here")
+            }
             Addressed::Control(FrontendToControl::Refuses { .. }) => panic!("nobody breaks its word here"),
             Addressed::Control(FrontendToControl::ChangeModel { .. }) => panic!("nobody changes models here"),
         }

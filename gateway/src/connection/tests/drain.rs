@@ -226,3 +226,16 @@ fn other_tokens_and_limits_hold_from_the_next_request_on() {
         assert_eq!(hear(&mut held).await.unwrap().status, 504, "what was under way was answered");
     });
 }
+
+#[test]
+fn a_frontend_that_an_operator_has_drained_is_not_ready_and_serves() {
+    with_server(limits(), async |address, peer| {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        for (is_drained, status) in [(true, 503), (false, 200)] {
+            peer.tell(&SchedulerToFrontend::Drain { is_drained });
+            assert_eq!(ask(&mut client, &get_of("/v2/health/ready")).await.status, status);
+            assert_eq!(ask(&mut client, &get_of("/v2/models/double/ready")).await.status, 200);
+            assert_eq!(ask(&mut client, &post_of(INFER, "", GOOD.as_bytes())).await.status, 200);
+        }
+    });
+}

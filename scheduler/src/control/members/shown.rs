@@ -19,7 +19,7 @@ impl Members {
     ) -> Vec<FrontendShown> {
         let shown = self.frontends.iter().map(|(&id, entry)| {
             let member = Member::Frontend(id);
-            let state = state(&entry.joining, false, self.reach.frontends.contains(&id));
+            let state = self.state((member, false), &entry.joining, self.reach.frontends.contains(&id));
             let name = names.of(member).unwrap_or_default().to_owned();
             let FrontendId(id) = id;
             FrontendShown { id, name, at: at(member), state, obeys: entry.heir.obeys }
@@ -47,7 +47,7 @@ impl Members {
                 id: number,
                 name: names.of(member).unwrap_or_default().to_owned(),
                 at: at(member),
-                state: state(&entry.joining, entry.leaves, self.reach.backends.contains(&id)),
+                state: self.state((member, entry.leaves), &entry.joining, self.reach.backends.contains(&id)),
                 obeys: entry.obeys,
                 links: entry.linked.len(),
                 weights: entry.tally,
@@ -62,13 +62,14 @@ impl Members {
         let models = self.models.get(from..).unwrap_or_default();
         models.iter().map(|model| (model.name.clone(), model.version.clone())).collect()
     }
-}
 
-fn state(joining: &Joining, leaves: bool, is_in_reach: bool) -> MemberState {
-    match () {
-        () if leaves => MemberState::Leaving,
-        () if !joining.is_over() => MemberState::Joining,
-        () if !is_in_reach => MemberState::Unlinked,
-        () => MemberState::Serving,
+    fn state(&self, (member, leaves): (Member, bool), joining: &Joining, is_in_reach: bool) -> MemberState {
+        match () {
+            () if leaves => MemberState::Leaving,
+            () if !joining.is_over() => MemberState::Joining,
+            () if self.drained.contains(&member) => MemberState::Drained,
+            () if !is_in_reach => MemberState::Unlinked,
+            () => MemberState::Serving,
+        }
     }
 }
