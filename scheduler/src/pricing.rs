@@ -51,9 +51,11 @@ impl Load {
 
     /// The plan's price for this model: dearer for whoever pays more for GPUs than others do.
     pub(crate) fn price(&self, price: f64, gpu_price_mean: f64) -> f64 {
-        if self.gpu_price.is_infinite() {
-            return f64::INFINITY;
-        }
+        if self.gpu_price.is_infinite() { f64::INFINITY } else { self.price_of_finite(price, gpu_price_mean) }
+    }
+
+    /// The same where its own price is finite.
+    fn price_of_finite(&self, price: f64, gpu_price_mean: f64) -> f64 {
         if price.is_finite() { price * (1.0 + self.gpu_price) / (1.0 + gpu_price_mean) } else { price }
     }
 
@@ -162,9 +164,14 @@ impl Pricing {
     /// The price and the GPUs at which all that is asked for costs least. Each load has a rate above 0.
     pub(crate) fn plan(&mut self, loads: &[Load], gpus: usize) -> Plan {
         let gpu_price = mean_gpu_price(loads);
+        // What planning costs with many models is this loop, which has no branches but where a price is infinite.
+        let all_finite = loads.iter().all(|load| load.gpu_price.is_finite());
         let of = |place: usize| {
             let price = price_of(place);
-            let outlook = Outlook::of(loads, |load| load.price(price, gpu_price));
+            let outlook = match all_finite {
+                true => Outlook::of(loads, |load| load.price_of_finite(price, gpu_price)),
+                false => Outlook::of(loads, |load| load.price(price, gpu_price)),
+            };
             let (cost, open) = outlook.cheapest(gpus, gpu_price)?;
             Some((cost, place, Plan { price, gpu_price, open, busy: outlook.busy }))
         };
