@@ -57,6 +57,9 @@ use handover::Handed;
 pub const WAITING_MAX: usize = 16;
 /// How long inputs are waited for.
 const INPUT_WAIT: Span = Wait::Input.bound();
+/// What is added for each byte of a batch's beyond so many: 50 MB/s.
+const INPUT_BYTE: Span = Span(20);
+const INPUT_BYTES: i64 = 1 << 20;
 /// Buffers in which one frontend's transfers may be under way, where there are others.
 const HELD_MAX: usize = BUFFERS / 2;
 
@@ -707,10 +710,12 @@ impl Worker {
         for buffer in 0..BUFFERS {
             let Some(batch) = self.buffers[buffer].as_mut().filter(|batch| batch.is_lost(now)) else { continue };
             batch.phase = Phase::Answering;
+            let waited_for = batch.waited_for(now);
             batch.leave_stragglers();
             let fetched = batch.indexes_in(Progress::Fetched);
             self.answer(buffer, &fetched, &Answer::WindowMissed);
             self.report_done(buffer, outcome);
+            self.tell_waited(waited_for);
         }
     }
 

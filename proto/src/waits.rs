@@ -62,7 +62,8 @@ waits! {
         "who has a frame or an answer to send, for a credit of a peer that lives, as its heartbeats say",
         "the connection ends; answers that waited there are fenced as those of a broken link";
     Input, "input", 250 ms:
-        "a batch, for inputs that are still to come; and a GPU's buffers, for transfers of a frontend beside others",
+        "a batch, for inputs that are still to come (20 ns more for each byte beyond 1 MiB); and a GPU's buffers, for \
+         transfers of a frontend beside others",
         "the batch runs without; tasks of that frontend are given back until its transfers have ended";
     Join, "join", 10_000 ms:
         "a scheduler, for a member that it has welcomed: to connect to all ModelThreads, and to name all models that \

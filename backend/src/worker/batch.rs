@@ -90,6 +90,12 @@ impl Batch {
         self.awaited().next().is_none()
     }
 
+    /// How long its inputs are waited for: a slow network needs longer for many bytes.
+    pub(super) fn input_wait(&self) -> Span {
+        let bytes = self.plan.tasks.iter().map(|planned| i64::from(planned.slot.input_bytes)).sum::<i64>();
+        INPUT_WAIT + INPUT_BYTE * (bytes - INPUT_BYTES).max(0)
+    }
+
     fn awaited(&self) -> impl Iterator<Item = &Task> {
         self.tasks.iter().filter(|task| is_awaited(task))
     }
@@ -98,14 +104,14 @@ impl Batch {
     fn stragglers_at(&self) -> Timestamp {
         let BatchPlan { exec_at, latest, .. } = self.plan;
         let half = exec_at + (latest - exec_at) / 2;
-        let waited = self.awaited().map(|task| task.since + INPUT_WAIT).max();
+        let waited = self.awaited().map(|task| task.since + self.input_wait()).max();
         waited.map_or(half, |waited| waited.min(half))
     }
 
     /// Who comes too late for a batch that was still in the first half of its window may run in another one until then.
     pub(super) fn stragglers_until(&self) -> Timestamp {
         let BatchPlan { exec_at, latest, .. } = self.plan;
-        if (latest - exec_at) / 2 > INPUT_WAIT { latest } else { Timestamp::PAST }
+        if (latest - exec_at) / 2 > self.input_wait() { latest } else { Timestamp::PAST }
     }
 
     /// It may run elsewhere, or later, and no link is to blame.
@@ -128,7 +134,7 @@ impl Batch {
     pub(super) fn waited_for(&self, now: Timestamp) -> Option<FrontendId> {
         let index = (0..self.tasks.len()).find(|&index| {
             let task = &self.tasks[index];
-            is_awaited(task) && task.since + INPUT_WAIT <= now
+            is_awaited(task) && task.since + self.input_wait() <= now
         })?;
         Some(self.plan.tasks[index].task.frontend())
     }
@@ -138,9 +144,16 @@ impl Batch {
         self.runs(tasks, |_| self.model.output_bytes).into_iter().map(|run| self.executed(run)).collect()
     }
 
-    /// The first instant after its window.
+    /// When it is given up: after its window, or where that is long and no input is here, once all of them have been
+    /// waited for. The scheduler takes the GPU for busy until then.
     pub(super) fn reject_at(&self) -> Timestamp {
-        self.plan.latest + Span(1)
+        let after = self.plan.latest + Span(1);
+        let has_hope = |task: &Task| matches!(task.progress, Progress::Waiting | Progress::Fetched) && task.is_wanted();
+        if self.stragglers_until() == Timestamp::PAST || self.tasks.iter().any(has_hope) {
+            return after;
+        }
+        let waited = self.awaited().map(|task| task.since + self.input_wait()).max();
+        waited.map_or(after, |waited| waited.max(self.plan.exec_at).min(after))
     }
 
     pub(super) fn is_lost(&self, now: Timestamp) -> bool {

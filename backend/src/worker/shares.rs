@@ -11,8 +11,8 @@ use super::*;
 #[derive(Debug, Clone, Copy)]
 struct Held {
     buffers: usize,
-    /// When the oldest of them began.
-    since: Timestamp,
+    /// When the first of them has been waited for.
+    until: Timestamp,
 }
 
 /// Frontends that a plan has to reckon with.
@@ -40,11 +40,11 @@ impl Worker {
     /// What frontends hold; nothing where one is alone, as it keeps nobody waiting then.
     pub(super) fn shares(&self, now: Timestamp) -> Shares {
         let mut shares = Shares::default();
-        for (frontend, Held { buffers, since }) in self.held() {
+        for (frontend, Held { buffers, until }) in self.held() {
             if buffers >= HELD_MAX {
                 shares.full.insert(frontend);
             }
-            if since + INPUT_WAIT <= now {
+            if until <= now {
                 shares.silent.insert(frontend);
             }
         }
@@ -56,7 +56,7 @@ impl Worker {
         if self.waiting.is_empty() || self.buffers.iter().all(Option::is_some) {
             return None;
         }
-        let ends = self.held().into_values().map(|held| held.since + INPUT_WAIT);
+        let ends = self.held().into_values().map(|held| held.until);
         ends.filter(|&at| at > self.looked_at).min()
     }
 
@@ -69,13 +69,14 @@ impl Worker {
             let mut in_batch: BTreeMap<FrontendId, Timestamp> = BTreeMap::new();
             for (planned, task) in batch.plan.tasks.iter().zip(&batch.tasks) {
                 if task.is_under_way() {
-                    let since = in_batch.entry(planned.task.frontend()).or_insert(task.since);
-                    *since = task.since.min(*since);
+                    let until = task.since + batch.input_wait();
+                    let first = in_batch.entry(planned.task.frontend()).or_insert(until);
+                    *first = until.min(*first);
                 }
             }
-            for (frontend, since) in in_batch {
-                let entry = held.entry(frontend).or_insert(Held { buffers: 0, since });
-                *entry = Held { buffers: entry.buffers + 1, since: entry.since.min(since) };
+            for (frontend, until) in in_batch {
+                let entry = held.entry(frontend).or_insert(Held { buffers: 0, until });
+                *entry = Held { buffers: entry.buffers + 1, until: entry.until.min(until) };
             }
         }
         held
