@@ -87,7 +87,7 @@ pub struct ControlConfig {
     pub policy: Policy,
     /// The first ids that members are given follow from it.
     pub first_id: u32,
-    /// As [`ClusterConfig::gpu_prices`](crate::ClusterConfig::gpu_prices).
+    /// As [`cluster::ClusterConfig::gpu_prices`](crate::cluster::ClusterConfig::gpu_prices).
     pub gpu_prices: BTreeMap<String, f64>,
 }
 
