@@ -21,7 +21,7 @@ impl Unmeasured {
 
     /// It is hosted from now on.
     pub(super) fn handle_hosted(&mut self, model: ModelId, loaded: &Loaded) {
-        if loaded.basis == Basis::One {
+        if loaded.basis == Basis::One && loaded.executor.runs_beside() {
             self.waiting.insert(model);
         }
     }

@@ -46,6 +46,11 @@ pub trait Executor: Send + Sync {
         None
     }
 
+    /// Whether a batch may run beside one on each GPU that hosts the model; it may wait for one of these.
+    fn runs_beside(&self) -> bool {
+        true
+    }
+
     /// The model on GPUs, if it runs there: batches that serve go from staging memory to these and back, and weights
     /// are copied there.
     fn on_gpus(&self) -> Option<&OnGpus> {

@@ -266,6 +266,11 @@ impl Process {
 }
 
 impl Executor for Process {
+    /// Each GPU has one of its processes.
+    fn runs_beside(&self) -> bool {
+        false
+    }
+
     fn execute(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
         self.execute_for(None, inputs, outputs)
     }
