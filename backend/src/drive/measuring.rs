@@ -29,13 +29,9 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    pub(super) fn new(l_1: Span, batch_max: usize) -> Self {
-        Self { batch_max, points: vec![(1, l_1)], runs: Vec::new() }
-    }
-
     /// With what has been measured, l(1) first.
-    pub(super) fn of(points: Vec<(usize, Span)>, batch_max: usize) -> Option<Self> {
-        (!points.is_empty()).then(|| Self { batch_max, points, runs: Vec::new() })
+    pub(super) fn new(points: Vec<(usize, Span)>, batch_max: usize) -> Self {
+        Self { batch_max, points, runs: Vec::new() }
     }
 
     /// The batch to run next, and how long it should take at most; `None` once there is no more to be learned.
@@ -96,7 +92,7 @@ pub(super) enum Step {
 
 /// One that is being measured.
 pub(super) struct Measuring {
-    pub(super) of: Measure,
+    of: Measure,
     /// A task's input, once one is found that runs.
     sample: Option<Vec<u8>>,
     sizes: Option<Sizes>,
@@ -133,7 +129,7 @@ impl Measuring {
     fn run(&mut self, loaded: &Arc<Loaded>, trials: &mut Trials<'_>) -> Option<Result<bool, ExecutorError>> {
         let (model, executor) = (&loaded.model, loaded.executor.as_ref());
         let l_1 = loaded.profile.latency(1);
-        let sizes = self.sizes.get_or_insert_with(|| Sizes::new(l_1, loaded.profile.max_batch()));
+        let sizes = self.sizes.get_or_insert_with(|| Sizes::new(vec![(1, l_1)], loaded.profile.max_batch()));
         let Some((batch, takes)) = sizes.next() else { return Some(Ok(false)) };
         let execute = &mut |inputs: &[u8], outputs: &mut [u8]| executor.execute(inputs, outputs);
         let Some(sample) = &self.sample else {
@@ -164,7 +160,7 @@ mod tests {
 
     /// Measures a model whose batches take so long; yields the sizes that ran, and what is known in the end.
     fn measured(batch_max: usize, latency: impl Fn(usize) -> Span) -> (Vec<usize>, Sizes) {
-        let mut sizes = Sizes::new(latency(1), batch_max);
+        let mut sizes = Sizes::new(vec![(1, latency(1))], batch_max);
         let mut ran = Vec::new();
         while let Some((size, takes)) = sizes.next() {
             assert!(latency(size) <= takes || ran.last() == Some(&size), "no longer than its tasks one after another");

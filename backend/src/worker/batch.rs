@@ -25,7 +25,18 @@ impl Batch {
             cancelled: false,
         };
         let tasks = vec![task; plan.tasks.len()];
-        Self { plan, model, takes, phase: Phase::Pending, tasks, planned_at: now, fetched_at: now, undelivered: vec![] }
+        let bytes = plan.tasks.iter().map(|planned| i64::from(planned.slot.input_bytes)).sum::<i64>();
+        Self {
+            plan,
+            model,
+            takes,
+            phase: Phase::Pending,
+            tasks,
+            input_wait: INPUT_WAIT + INPUT_BYTE * (bytes - INPUT_BYTES).max(0),
+            planned_at: now,
+            fetched_at: now,
+            undelivered: vec![],
+        }
     }
 
     pub(super) fn indexes_in(&self, progress: Progress) -> Vec<usize> {
@@ -90,28 +101,26 @@ impl Batch {
         self.awaited().next().is_none()
     }
 
-    /// How long its inputs are waited for: a slow network needs longer for many bytes.
-    pub(super) fn input_wait(&self) -> Span {
-        let bytes = self.plan.tasks.iter().map(|planned| i64::from(planned.slot.input_bytes)).sum::<i64>();
-        INPUT_WAIT + INPUT_BYTE * (bytes - INPUT_BYTES).max(0)
-    }
-
     fn awaited(&self) -> impl Iterator<Item = &Task> {
         self.tasks.iter().filter(|task| is_awaited(task))
+    }
+
+    /// When all inputs that are still to come have been waited for.
+    fn waited_at(&self) -> Option<Timestamp> {
+        Some(self.awaited().map(|task| task.since).max()? + self.input_wait)
     }
 
     /// Until when inputs are waited for.
     fn stragglers_at(&self) -> Timestamp {
         let BatchPlan { exec_at, latest, .. } = self.plan;
         let half = exec_at + (latest - exec_at) / 2;
-        let waited = self.awaited().map(|task| task.since + self.input_wait()).max();
-        waited.map_or(half, |waited| waited.min(half))
+        self.waited_at().map_or(half, |waited| waited.min(half))
     }
 
     /// Who comes too late for a batch that was still in the first half of its window may run in another one until then.
     pub(super) fn stragglers_until(&self) -> Timestamp {
         let BatchPlan { exec_at, latest, .. } = self.plan;
-        if (latest - exec_at) / 2 > self.input_wait() { latest } else { Timestamp::PAST }
+        if (latest - exec_at) / 2 > self.input_wait { latest } else { Timestamp::PAST }
     }
 
     /// It may run elsewhere, or later, and no link is to blame.
@@ -134,7 +143,7 @@ impl Batch {
     pub(super) fn waited_for(&self, now: Timestamp) -> Option<FrontendId> {
         let index = (0..self.tasks.len()).find(|&index| {
             let task = &self.tasks[index];
-            is_awaited(task) && task.since + self.input_wait() <= now
+            is_awaited(task) && task.since + self.input_wait <= now
         })?;
         Some(self.plan.tasks[index].task.frontend())
     }
@@ -152,8 +161,7 @@ impl Batch {
         if self.stragglers_until() == Timestamp::PAST || self.tasks.iter().any(has_hope) {
             return after;
         }
-        let waited = self.awaited().map(|task| task.since + self.input_wait()).max();
-        waited.map_or(after, |waited| waited.max(self.plan.exec_at).min(after))
+        self.waited_at().map_or(after, |waited| waited.max(self.plan.exec_at).min(after))
     }
 
     pub(super) fn is_lost(&self, now: Timestamp) -> bool {

@@ -69,7 +69,7 @@ impl Worker {
             let mut in_batch: BTreeMap<FrontendId, Timestamp> = BTreeMap::new();
             for (planned, task) in batch.plan.tasks.iter().zip(&batch.tasks) {
                 if task.is_under_way() {
-                    let until = task.since + batch.input_wait();
+                    let until = task.since + batch.input_wait;
                     let first = in_batch.entry(planned.task.frontend()).or_insert(until);
                     *first = until.min(*first);
                 }
