@@ -8,6 +8,8 @@ mod failover;
 mod files;
 #[path = "common/http.rs"]
 mod http;
+#[path = "cluster/later.rs"]
+mod later;
 #[path = "cluster/memory.rs"]
 mod memory;
 #[path = "cluster/shapes.rs"]
@@ -48,7 +50,8 @@ struct Up {
 }
 
 impl Up {
-    /// Starts a cluster of one backend process for each entry of `gpus`, all of which host `model`.
+    /// Starts a cluster of one backend process for each entry of `gpus`, all of which host `model`, or all there are if
+    /// it has no name.
     fn start(frontends: usize, model: &str, gpus: &[u32], rest: &str) -> Self {
         Self::start_logging("warn", Stdio::inherit(), (frontends, model, gpus), rest)
     }
@@ -62,7 +65,8 @@ impl Up {
         let mut config = tempfile::NamedTempFile::new().unwrap();
         writeln!(config, "http = [{}]\ngrpc = []\n{rest}", quoted.join(", ")).unwrap();
         for gpus in gpus {
-            writeln!(config, "[[backend]]\ngpus = {gpus}\nmodels = [\"{model}\"]").unwrap();
+            let models = if model.is_empty() { String::new() } else { format!("\"{model}\"") };
+            writeln!(config, "[[backend]]\ngpus = {gpus}\nmodels = [{models}]").unwrap();
         }
         let mut child = Command::new(env!("CARGO_BIN_EXE_downbeat"))
             .args(["up", "--config"])

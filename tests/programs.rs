@@ -418,6 +418,17 @@ fn it_has_no_network_unless_it_is_given() {
     Odd::with(&format!("{try_it}\n{LOOP}"), network).load().unwrap();
 }
 
+/// CUDA finds no GPU where `/proc` shows the processes of other namespaces.
+#[test]
+fn it_finds_itself_in_proc() {
+    if !succeeds("unshare", &["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "true"]) {
+        testing::skip("tests/programs_proc", "namespaces of users that may mount /proc");
+        return;
+    }
+    let look = "if os.readlink('/proc/self') != str(os.getpid()): sys.exit('it is somebody else')";
+    Odd::with(&format!("{look}\n{LOOP}"), "").load().unwrap();
+}
+
 /// Each GPU has a process, and one that fails does not keep the others from being used.
 #[test]
 fn as_many_processes_as_gpus() {
@@ -449,8 +460,11 @@ fn as_many_processes_as_gpus() {
 
 /// Whether the kernel gives this user namespaces.
 fn namespaces_are_given() -> bool {
-    let unshare = std::process::Command::new("unshare").args(["--user", "--net", "--pid", "--fork", "true"]).output();
-    unshare.is_ok_and(|output| output.status.success())
+    succeeds("unshare", &["--user", "--net", "--pid", "--fork", "true"])
+}
+
+fn succeeds(program: &str, arguments: &[&str]) -> bool {
+    std::process::Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
 /// Processes that run in a folder below this one.

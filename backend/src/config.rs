@@ -101,6 +101,10 @@ pub struct Config {
     /// weights are not in a file that can be read again.
     #[serde(default = "default_disk_gbps")]
     pub disk_gbps: f64,
+    /// What inputs of a batch, and what its answers may take at most if the model comes while this backend runs; there
+    /// are four buffers with both for each GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub staging_bytes: Option<usize>,
     /// Bytes of READs that may be outstanding at once; 0 lets the transport choose.
     #[serde(default)]
     pub read_budget_bytes: usize,
@@ -339,9 +343,11 @@ impl Config {
                 return Err(BackendError::Config(format!("{key}: found {unknown}, expected some of: {known}")));
             }
         }
+        let is_empty = models.is_empty() && refused.is_empty();
         let placed = models.into_iter().map(|model| self.place_one(model));
         let placed: Vec<Placed> = placed.filter_map(Result::transpose).collect::<Result<_, _>>()?;
-        if placed.is_empty() {
+        // Models may come; what is there and cannot be served is a mistake.
+        if placed.is_empty() && !is_empty {
             let folder = self.repository.display();
             let why = refused.first().map_or(String::new(), |refused| format!(": {}", refused.reason));
             let text = format!("repository: found no model to serve in {folder}, expected at least one{why}");
@@ -546,6 +552,7 @@ mod tests {
         assert_eq!(placed("placement = { a = [0], bad = [0] }").unwrap(), [("a".into(), vec![0])]);
         let outside = placed("gpus = 2\nplacement = { a = [2] }").unwrap_err();
         assert_eq!(outside, "placement.a: found [2], expected indexes of GPUs, 0 to 1 (key gpus)");
+        assert!(config("").unwrap().place(Repository::default()).unwrap().is_empty());
         let empty = config("").unwrap().place(Repository { models: vec![], ..repository() });
         let expected = "repository: found no model to serve in models, expected at least one: bad/config.pbtxt: dims: \
                         found 0";

@@ -17,6 +17,8 @@ const ALIGNMENT: usize = 64;
 /// So much of a buffer's inputs, and of its answers, is in memory from the start: what small batches take, whose
 /// windows are short. What is behind comes when it is first written.
 const POPULATED_BYTES_MAX: usize = 2 << 20;
+/// And so much at least, for small models that come later.
+const POPULATED_BYTES_MIN: usize = 256 << 10;
 
 /// What staging must know of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,17 +90,28 @@ pub struct Staging {
     gpus: usize,
     inputs_bytes: usize,
     answers_bytes: usize,
+    /// Of a buffer's inputs and of its answers, what is in memory from the start.
+    populated: [usize; 2],
 }
 
 impl Staging {
-    /// Lays out staging for `gpus` GPUs, each of which can run any of `models`.
+    /// Lays out staging for `gpus` GPUs, each of which can run any of `models`, and others whose batches have inputs and
+    /// answers of `later_bytes` at most.
     #[must_use]
-    pub fn new(gpus: usize, models: &[ModelShape]) -> Self {
+    pub fn new(gpus: usize, models: &[ModelShape], later_bytes: usize) -> Self {
         let largest = |bytes: fn(&ModelShape) -> usize| {
             models.iter().map(|model| model.batch_max * bytes(model)).max().unwrap_or(0)
         };
-        let inputs_bytes = largest(|m| m.input_bytes).next_multiple_of(ALIGNMENT);
-        Self { gpus, inputs_bytes, answers_bytes: largest(|m| m.answer_stride()) }
+        let (inputs, answers) = (largest(|m| m.input_bytes), largest(|m| m.answer_stride()));
+        let room = |bytes: usize| bytes.max(later_bytes).next_multiple_of(ALIGNMENT);
+        let populated = [inputs, answers].map(|bytes| bytes.clamp(POPULATED_BYTES_MIN, POPULATED_BYTES_MAX));
+        Self { gpus, inputs_bytes: room(inputs), answers_bytes: room(answers), populated }
+    }
+
+    /// What inputs of a batch, and what its answers may take at most.
+    #[must_use]
+    pub fn room(&self) -> (usize, usize) {
+        (self.inputs_bytes, self.answers_bytes)
     }
 
     /// Whether a batch of this model has room in a staging buffer.
@@ -116,9 +129,13 @@ impl Staging {
 
     /// Where most batches will lie.
     pub fn populated(&self) -> impl Iterator<Item = Range<usize>> {
-        let area = |start: usize, bytes: usize| start..start + bytes.min(POPULATED_BYTES_MAX);
+        let [inputs, answers] = self.populated;
+        let area = |start: usize, bytes: usize, most: usize| start..start + bytes.min(most);
         (0..self.gpus * BUFFERS).map(|buffer| buffer * (self.inputs_bytes + self.answers_bytes)).flat_map(
-            move |start| [area(start, self.inputs_bytes), area(start + self.inputs_bytes, self.answers_bytes)],
+            move |start| {
+                let answers_at = start + self.inputs_bytes;
+                [area(start, inputs, self.inputs_bytes), area(answers_at, answers, self.answers_bytes)]
+            },
         )
     }
 
@@ -176,7 +193,7 @@ mod tests {
                     ModelShape { input_bytes, output_bytes, batch_max, records: Records::default() }
                 })
                 .collect();
-            let staging = Staging::new(gpus, &shapes);
+            let staging = Staging::new(gpus, &shapes, 0);
             for chosen in 0..shapes.len() {
                 let ModelShape { batch_max, .. } = shapes[chosen];
                 prop_assert!(staging.fits(shapes[chosen]));

@@ -124,6 +124,7 @@ impl Cluster {
             gpus: 2.into(),
             share_gpu: false,
             gpu_direct: false,
+            staging_bytes: None,
             onnxruntime: backend::config::OnnxRuntime::default(),
             placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
             load_models: None,
@@ -247,8 +248,10 @@ impl Cluster {
         (former, to_former)
     }
 
+    /// Keeps what tests wait for. Batches are measured whenever nothing is planned, so that may be told at any time.
     fn handle_report(&mut self, message: BackendToScheduler) {
-        if message == (Addressed::Control(BackendToControl::Obeys { epoch: CLAIM.epoch })) {
+        let is_obeying = message == (Addressed::Control(BackendToControl::Obeys { epoch: CLAIM.epoch }));
+        if is_obeying || matches!(message, Addressed::Control(BackendToControl::Measured { .. })) {
             return;
         }
         let Addressed::Control(BackendToControl::ClockRequest { sent_at }) = message else {

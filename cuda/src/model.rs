@@ -15,11 +15,11 @@ mod registration;
 use std::sync::{Arc, Mutex};
 
 use lowering::Plan;
-use proto::Span;
+use proto::{Span, weights::PAGE_BYTES};
 use transport::Region;
 
 use crate::{
-    driver::{Address, Driver, DriverError, Stream},
+    driver::{Address, Driver, DriverError, Page, Stream},
     gpu::{Buffers, FAULT_BYTES, Gpu, GpuError, ModelKey, Slot, lock},
     handles::{Event, Graph, Pinned, Prepared, Range},
     landing::Landing,
@@ -224,10 +224,8 @@ impl Hosted {
         let image = copies.image.as_ref().map(|image| image.region.clone());
         let image = image.ok_or_else(|| GpuError::NotInHostMemory(self.name.clone()))?;
         // If taking them away failed, they are still there.
-        if copies.range.pages() == 0 {
-            self.map_pooled(&mut copies.range)?;
-        }
-        if let Err(error) = self.copy(&image) {
+        let pages = if copies.range.pages() == 0 { self.pooled()? } else { Vec::new() };
+        if let Err(error) = self.fill(&mut copies.range, pages, &image) {
             self.gpu.settle();
             self.free(&mut copies);
             return Err(error.into());
@@ -236,24 +234,46 @@ impl Hosted {
         Ok(())
     }
 
-    fn map_pooled(&self, range: &mut Range) -> Result<(), GpuError> {
+    /// Pages for the weights, which are nobody's otherwise.
+    fn pooled(&self) -> Result<Vec<Page>, GpuError> {
         let needed = self.weights_pages;
-        let pages = {
-            let mut pool = lock(&self.gpu.pool);
-            let (all, free) = (pool.all(), pool.free());
-            pool.take(needed).ok_or(GpuError::NoRoom { needed, free, all })?
-        };
-        range.map(pages).map_err(|(error, pages)| {
-            lock(&self.gpu.pool).put(pages);
-            error.into()
+        let mut pool = lock(&self.gpu.pool);
+        let (all, free) = (pool.all(), pool.free());
+        pool.take(needed).ok_or(GpuError::NoRoom { needed, free, all })
+    }
+
+    /// Puts pages behind the weights' addresses, and returns when the weights are in them. While a page is copied into
+    /// the next one is mapped: that takes a fifth to a half of a copy's time (60 to 190 us on an H100).
+    fn fill(&self, range: &mut Range, pages: Vec<Page>, image: &Region) -> Result<(), DriverError> {
+        let mut left = pages.into_iter();
+        let filled = (0..image.len()).step_by(PAGE_BYTES as usize).try_for_each(|from| {
+            if let Some(page) = left.next() {
+                range.map(vec![page]).map_err(|(error, page)| {
+                    lock(&self.gpu.pool).put(page);
+                    error
+                })?;
+            }
+            self.set_off(image, from..image.len().min(from + PAGE_BYTES as usize))
+        });
+        lock(&self.gpu.pool).put(left.collect());
+        filled?;
+        self.await_copies()
+    }
+
+    /// Copies the weights to where all pages are.
+    fn copy(&self, image: &Region) -> Result<(), DriverError> {
+        self.set_off(image, 0..image.len())?;
+        self.await_copies()
+    }
+
+    fn set_off(&self, image: &Region, part: std::ops::Range<usize>) -> Result<(), DriverError> {
+        part.clone().step_by(CHUNK_BYTES).try_for_each(|from| {
+            let bytes = CHUNK_BYTES.min(part.end - from);
+            self.gpu.driver.copy_in(Stream::Loads, self.weights_at.plus(from as u64), (image, from), bytes)
         })
     }
 
-    fn copy(&self, image: &Region) -> Result<(), DriverError> {
-        for from in (0..image.len()).step_by(CHUNK_BYTES) {
-            let bytes = CHUNK_BYTES.min(image.len() - from);
-            self.gpu.driver.copy_in(Stream::Loads, self.weights_at.plus(from as u64), (image, from), bytes)?;
-        }
+    fn await_copies(&self) -> Result<(), DriverError> {
         self.gpu.driver.record(self.copied.id, Stream::Loads)?;
         self.gpu.wait(&self.copied)
     }

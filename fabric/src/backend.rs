@@ -191,7 +191,7 @@ impl BackendNode {
         let Some(process) = &mut self.process else { return };
         self.life += 1;
         let shapes: Vec<_> = self.models.iter().map(|model| model.shape).chain(self.shapes.iter().copied()).collect();
-        let staging = Staging::new(self.gpus.len(), &shapes);
+        let staging = Staging::new(self.gpus.len(), &shapes, 0);
         env.network.register(self.node, staging.bytes(), self.life);
         let schedulers = self.schedulers.iter().map(|&node| Network::address(node).into()).collect();
         // A way that hangs ends what it was given in the session before; it is not in the way of the next one here.

@@ -270,10 +270,9 @@ impl Core {
         self.models.iter().any(|served| self.is_model_ready(served)) || self.has_nothing_to_serve()
     }
 
-    /// Whether it has joined, and clients have unloaded all models that there are.
+    /// Whether it has joined, and clients have unloaded all models that there are, if there are any.
     fn has_nothing_to_serve(&self) -> bool {
-        let mut models = self.models.iter().peekable();
-        self.is_joined() && models.peek().is_some() && models.all(|served| served.state == ModelState::Unloaded)
+        self.is_joined() && self.models.iter().all(|served| served.state == ModelState::Unloaded)
     }
 
     /// Whether a scheduler is there, and its clock known.
@@ -444,10 +443,7 @@ impl Core {
     pub fn handle_model_read(&mut self, name: &str, versions: Result<Vec<repository::Model>, String>) -> Vec<usize> {
         let versions = versions.and_then(|versions| {
             let size = |model: &repository::Model| SlotSize::new(model.input_bytes(), model.output_bytes());
-            let reason = "its tensors are larger than those of any model this frontend started with; restart it";
-            if !versions.iter().all(|model| self.tasks.fits(size(model))) {
-                return Err(reason.to_owned());
-            }
+            versions.iter().try_for_each(|model| self.tasks.make_room(size(model)))?;
             self.models.check_room(&versions).map(|()| versions)
         });
         let result = versions.as_ref().map(|_| ()).map_err(String::clone);

@@ -9,9 +9,10 @@
 //! numbers, so that one READ gets those of a run.
 //!
 //! The arena is cut into equal blocks. A block belongs to one size class while any of its slots is leased and then
-//! goes back to the pool, so the arena follows the mix of models without being divided beforehand. A slot's life:
-//! free, leased to one task, free again, alone or with its neighbours. Nothing here decides when a lease may end; that
-//! is `tasks`' affair (ARCHITECTURE.md, invariant 3: not while a READ or WRITE to it can still arrive).
+//! goes back to the pool, so the arena follows the mix of models without being divided beforehand. Classes come with
+//! models; a slot of a model that came later may be larger than a block, and has several that follow each other. A
+//! slot's life: free, leased to one task, free again, alone or with its neighbours. Nothing here decides when a lease
+//! may end; that is `tasks`' affair (ARCHITECTURE.md, invariant 3: not while a READ or WRITE to it can still arrive).
 
 mod bits;
 mod shares;
@@ -43,6 +44,10 @@ const SMALLEST_PER_BLOCK: usize = 256;
 const BLOCKS_PER_CLASS: usize = 16;
 /// Blocks that are looked at for a run before one is taken from the pool.
 const BLOCKS_LOOKED_AT: usize = 4;
+/// A slot of a model that comes later takes this part of the blocks at most.
+const LATER_PART: usize = 4;
+/// Blocks of an arena that was laid out for no model are those of one with slots of so many bytes.
+const UNKNOWN_BYTES: usize = 1024;
 
 /// What a task of one model needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +232,8 @@ pub struct Slots {
 struct Class {
     slot_bytes: usize,
     slots_per_block: usize,
+    /// That a slot takes; more than one where it is larger than a block, which then has one slot.
+    blocks_per_slot: usize,
     /// Its blocks that have a free slot. The lowest is used first, so that the others empty.
     open: BTreeSet<usize>,
 }
@@ -253,47 +260,51 @@ impl Slots {
     /// If it cannot hold one slot of the largest class.
     pub fn new(arena_bytes: usize, sizes: &[SlotSize]) -> Result<Self, ArenaTooSmall> {
         let mut class_bytes: BTreeSet<usize> = sizes.iter().map(|size| size.class_bytes()).collect();
-        if class_bytes.is_empty() {
-            return Ok(Self::empty());
-        }
-        let layout = Layout::of_classes(arena_bytes, &mut class_bytes)?;
-        let Layout { block_bytes, ids_per_block, blocks, .. } = layout;
-        let class = |&slot_bytes: &usize| Class {
-            slot_bytes,
-            slots_per_block: layout.slots_per_block(slot_bytes),
-            open: BTreeSet::new(),
+        let layout = if class_bytes.is_empty() {
+            Layout::new(arena_bytes, &BTreeSet::from([UNKNOWN_BYTES]), LARGEST_PER_BLOCK)
+        } else {
+            Layout::of_classes(arena_bytes, &mut class_bytes)?
         };
-        Ok(Self {
+        let Layout { block_bytes, ids_per_block, blocks, .. } = layout;
+        let mut slots = Self {
             block_bytes,
             ids_per_block,
-            classes: class_bytes.iter().map(class).collect(),
+            classes: Vec::new(),
             blocks: std::iter::repeat_with(Block::default).take(blocks).collect(),
             unassigned: (0..blocks).collect(),
             shares: Shares::new(blocks, block_bytes),
             states: vec![State::default(); blocks * ids_per_block],
             leased: 0,
             generation: 0,
-        })
+        };
+        slots.classes = class_bytes.iter().map(|&slot_bytes| slots.class(slot_bytes)).collect();
+        Ok(slots)
     }
 
-    fn empty() -> Self {
-        Self {
-            block_bytes: ALIGNMENT,
-            ids_per_block: 1,
-            classes: Vec::new(),
-            blocks: Vec::new(),
-            unassigned: BTreeSet::new(),
-            shares: Shares::new(0, ALIGNMENT),
-            states: Vec::new(),
-            leased: 0,
-            generation: 0,
-        }
+    fn class(&self, slot_bytes: usize) -> Class {
+        let slots_per_block = (self.block_bytes / slot_bytes).clamp(1, self.ids_per_block);
+        let blocks_per_slot = slot_bytes.div_ceil(self.block_bytes);
+        Class { slot_bytes, slots_per_block, blocks_per_slot, open: BTreeSet::new() }
     }
 
-    /// Whether a task of this size has room in any slot.
+    /// The largest slot that there can be for a model that comes later.
     #[must_use]
-    pub fn fits(&self, size: SlotSize) -> bool {
-        self.classes.last().is_some_and(|largest| size.class_bytes() <= largest.slot_bytes)
+    pub fn largest_later(&self) -> usize {
+        let largest = self.classes.last().map_or(0, |class| class.slot_bytes);
+        largest.max(self.blocks.len() / LATER_PART * self.block_bytes)
+    }
+
+    /// Makes a class for a model that comes later, if there is room for one. False if tasks of this size have no room
+    /// in any slot.
+    pub fn make_room(&mut self, size: SlotSize) -> bool {
+        let class_bytes = size.class_bytes();
+        let index = self.classes.partition_point(|class| class.slot_bytes < class_bytes);
+        let is_known = self.classes.get(index).is_some_and(|class| class.slot_bytes == class_bytes);
+        if !is_known && self.classes.len() < self.blocks.len() && class_bytes <= self.largest_later() {
+            self.classes.insert(index, self.class(class_bytes));
+            self.blocks.iter_mut().filter(|block| block.class >= index).for_each(|block| block.class += 1);
+        }
+        index < self.classes.len()
     }
 
     /// Whether so many slots of this size are more than the arena has, however free it is.
@@ -301,7 +312,7 @@ impl Slots {
     pub fn never_fit(&self, size: SlotSize, slots: usize) -> bool {
         let class_bytes = size.class_bytes();
         let class = self.classes.iter().find(|class| class.slot_bytes >= class_bytes);
-        class.is_none_or(|class| class.slots_per_block * self.blocks.len() < slots)
+        class.is_none_or(|class| self.blocks.len() / class.blocks_per_slot * class.slots_per_block < slots)
     }
 
     /// Whether a client holds any slot.
@@ -346,7 +357,10 @@ impl Slots {
         let class_bytes = size.class_bytes();
         let class_index = self.classes.partition_point(|class| class.slot_bytes < class_bytes);
         let (block_index, run) = self.find_run(class_index, wanted).ok_or(NoSlot::Full)?;
-        let bytes = self.classes[class_index].slot_bytes * run.len();
+        let bytes = match self.classes[class_index] {
+            Class { blocks_per_slot: 1, slot_bytes, .. } => slot_bytes * run.len(),
+            Class { blocks_per_slot, .. } => blocks_per_slot * self.block_bytes,
+        };
         if !self.shares.take(client, block_index, bytes, in_share) {
             self.close_if_unused(block_index);
             return Err(NoSlot::Share);
@@ -387,7 +401,10 @@ impl Slots {
                 return longest;
             }
         }
-        let Some(block) = self.unassigned.pop_first() else { return longest };
+        let Some(block) = neighbours(&self.unassigned, class.blocks_per_slot) else { return longest };
+        (block..block + class.blocks_per_slot).for_each(|taken| {
+            self.unassigned.remove(&taken);
+        });
         self.blocks[block] = Block { class: class_index, free: Bits::full(class.slots_per_block) };
         class.open.insert(block);
         Some((block, 0..wanted.min(class.slots_per_block)))
@@ -446,7 +463,7 @@ impl Slots {
         let class = &mut self.classes[block.class];
         if block.free.len() == class.slots_per_block {
             class.open.remove(&block_index);
-            self.unassigned.insert(block_index);
+            self.unassigned.extend(block_index..block_index + class.blocks_per_slot);
         }
     }
 
@@ -462,6 +479,15 @@ impl Slots {
     pub fn leased(&self) -> usize {
         self.leased
     }
+}
+
+/// The first of so many blocks that follow each other.
+fn neighbours(blocks: &BTreeSet<usize>, wanted: usize) -> Option<usize> {
+    let mut run = 0..0;
+    blocks.iter().find_map(|&block| {
+        run = if block == run.end { run.start..block + 1 } else { block..block + 1 };
+        (run.len() == wanted).then_some(run.start)
+    })
 }
 
 #[cfg(test)]
@@ -549,15 +575,15 @@ mod tests {
         #[test]
         fn leases_never_overlap_and_all_room_comes_back(
             steps in proptest::collection::vec(
-                (any::<bool>(), 0usize..4, 1usize..40, any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+                (any::<bool>(), 0usize..5, 1usize..40, any::<prop::sample::Index>(), any::<prop::sample::Index>()),
                 1..300,
             ),
         ) {
-            // The last one's model comes after the arena was laid out.
-            let sizes = [size(150_528, 16), size(268_203, 16), size(256, 40), size(5_000, 16)];
-            let arena = 4_400_000;
+            // Models of the last ones come after the arena was laid out; of one a task takes several blocks.
+            let sizes = [size(150_528, 16), size(16_203, 16), size(256, 40), size(5_000, 16), size(900_000, 16)];
+            let arena = 8_800_000;
             let mut slots = Slots::new(arena, &sizes[..3]).unwrap();
-            prop_assert!(sizes.iter().all(|size| slots.fits(*size)) && !slots.fits(size(300_000, 16)));
+            prop_assert!(sizes.iter().all(|size| slots.make_room(*size)) && !slots.make_room(size(2_000_000, 16)));
             let mut oracle = Oracle::default();
             for (step, (lease, class, wanted, pick, part)) in steps.into_iter().enumerate() {
                 let owner = task(1_000 * step as u64);
@@ -668,6 +694,22 @@ mod tests {
             (0..).zip(&sizes).step_by(13).map(|(n, &size)| lease_one(&mut slots, size, task(n))).collect();
         assert!(leases.iter().all(Option::is_some), "{leases:?}");
         let last = Slots::new(700_000, &[sizes[0], sizes[39]]).unwrap();
-        assert!(last.fits(sizes[39]) && last.classes.len() == 1);
+        assert!(last.largest_later() >= sizes[39].class_bytes() && last.classes.len() == 1);
+    }
+
+    #[test]
+    fn an_arena_without_models_has_room_for_those_that_come() {
+        let mut slots = Slots::new(64 << 20, &[]).unwrap();
+        let (image, small) = (size(12 << 20, 4_000), size(400, 40));
+        assert!(slots.make_room(image) && slots.make_room(small) && !slots.make_room(size(17 << 20, 0)));
+        assert_eq!(slots.classes.len(), 2);
+        let lone = lease_one(&mut slots, small, task(1)).unwrap();
+        let images: Vec<Lease> = (2..).map_while(|n| lease_one(&mut slots, image, task(n))).collect();
+        assert_eq!(images.len(), 4, "of 13 MiB each");
+        assert!(slots.never_fit(image, 5) && !slots.never_fit(image, 4));
+        for mut lease in images.into_iter().chain([lone]) {
+            slots.release(&mut lease, 0..1);
+        }
+        assert_eq!(slots.bytes().1, 0, "all blocks are free");
     }
 }

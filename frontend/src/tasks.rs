@@ -277,10 +277,20 @@ impl Tasks {
         self.slots.guards_offset()
     }
 
-    /// Whether a task of this size has room in any slot.
-    #[must_use]
-    pub fn fits(&self, size: SlotSize) -> bool {
-        self.slots.fits(size)
+    /// Makes room for tasks of a model that comes later.
+    ///
+    /// # Errors
+    /// If one of them takes more than there can be, with what to change.
+    pub fn make_room(&mut self, size: SlotSize) -> Result<(), String> {
+        if self.slots.make_room(size) {
+            return Ok(());
+        }
+        let (most, (arena, _)) = (self.slots.largest_later(), self.slots.bytes());
+        let found = size.class_bytes();
+        Err(format!(
+            "a task of it takes {found} bytes with its answer, and has room for {most} in an arena of {arena}: raise \
+             arena_bytes, and restart this frontend"
+        ))
     }
 
     /// Whether task ids are used up; a new id from the scheduler gives new ones.

@@ -53,15 +53,9 @@ impl Repository {
 /// configuration is wrong does not keep the others from being read.
 ///
 /// # Errors
-/// If the folder cannot be read or holds no model folder.
+/// If the folder cannot be read.
 pub fn load(repository: &Path) -> Result<Repository, RepositoryError> {
     let mut folders = folders(repository)?;
-    if folders.is_empty() {
-        return Err(RepositoryError(format!(
-            "{}: found no model folder, expected <model>/config.pbtxt or <model>/1/model.onnx",
-            repository.display()
-        )));
-    }
     folders.sort();
     let mut found = Repository::default();
     for folder in folders {

@@ -42,9 +42,14 @@ const WAITING_A_SAMPLE: u64 = 8;
 /// However far deadlines are, a batch starts so soon or not at all: only who stands still for so long is later, and one
 /// that hangs is to be noticed.
 const WINDOW_MAX: Span = Span::from_millis(5_000);
-/// What is known of requests that have no chance by it, and of which none has run for so long, is forgotten, as an
-/// estimate of l(b) is: one that hung must not keep all that are like it from ever running again.
+/// What is known of requests that have no chance by it, and of which none has run for a while, is forgotten, as an
+/// estimate of l(b) is: one that hung must not keep all that are like it from ever running again. The while is at most
+/// this long ...
 const FORGET_AFTER: Span = Span::from_millis(10_000);
+/// ... and at least this long ...
+const FORGET_AFTER_LEAST: Span = Span::from_millis(1_000);
+/// ... and else so many times what they are thought to take: trials in vain cost a GPU a twentieth of its time.
+const FORGET_AFTER_TIMES: i64 = 20;
 
 /// What distinguishes the policies.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -397,10 +402,14 @@ impl<P> Lanes<P> {
         let classes: Vec<Class> = given_up.iter().map(|(key, _)| dynamic.class(key.application, key.length)).collect();
         for ((key, _), &class) in given_up.iter().zip(&classes) {
             let Lane { times, .. } = &self.lanes[lane_of(&self.lanes, class)];
-            // Alone, and from its arrival on.
-            let is_hopeless = times[0].of(class).mean > key.deadline - key.queued_at;
+            let alone = times[0].of(class).mean;
+            // From its arrival on.
+            let is_hopeless = alone > key.deadline - key.queued_at;
             // l(b) was measured of requests of one length, and tells little of others.
-            let patience = if dynamic.is_empty() { Span::ZERO } else { FORGET_AFTER };
+            let patience = match dynamic.is_empty() {
+                true => Span::ZERO,
+                false => (alone * FORGET_AFTER_TIMES).clamp(FORGET_AFTER_LEAST, FORGET_AFTER),
+            };
             if is_hopeless
                 && dynamic.believes(class)
                 && !forgotten.contains(&class)

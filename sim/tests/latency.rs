@@ -51,6 +51,26 @@ fn where_gpus_are_plenty_latency_is_that_of_eager() {
     }
 }
 
+/// What runs for less than plans and answers are under way is what most models are on a fast GPU.
+#[test]
+fn a_long_way_to_the_gpus_is_no_reason_to_wait_while_they_are_plenty() {
+    for slo_ms in [50, 1_000] {
+        let workload = workload(&format!(
+            "gpus = 4\nseconds = 10\nnetwork = {{ ctrl_us = 1000, data_us_per_request = 5, resp_us = 500 }}\n\
+             [[model]]\nname = \"digits\"\nalpha_ms = 0.004\nbeta_ms = 0.08\nmax_batch = 64\nslo_ms = {slo_ms}\n"
+        ));
+        for rate_rps in [100.0, 1_000.0] {
+            let of = |policy| p50(&run(&workload, policy, rate_rps, 5.0));
+            let (ours, eager) = (of("downbeat"), of("eager"));
+            assert!(ours <= 1.05 * eager, "{rate_rps} of {slo_ms} ms: {ours} and {eager}");
+        }
+        // Where they are scarce batches are as large as they can be.
+        let in_time = |policy| run(&workload, policy, 500_000.0, 0.5).totals.on_time_fraction;
+        let (ours, symphony) = (in_time("downbeat"), in_time("symphony"));
+        assert!(ours >= 0.9 * symphony, "{slo_ms} ms: {ours} and {symphony}");
+    }
+}
+
 #[test]
 fn where_gpus_are_scarce_goodput_is_beyond_that_of_symphony() {
     let workload = resnet50(8, "");

@@ -119,6 +119,9 @@ pub(super) struct BackendLayout {
     /// Whether the RDMA device writes inputs straight into GPUs' memory, where both let it.
     #[serde(default)]
     pub gpu_direct: bool,
+    /// Room for each side of a batch of a model that comes later.
+    #[serde(default)]
+    pub staging_bytes: Option<usize>,
     /// How ONNX Runtime runs the models that it does.
     #[serde(default)]
     pub onnxruntime: OnnxRuntime,
@@ -165,6 +168,7 @@ impl BackendLayout {
             precision,
             share_gpu,
             gpu_direct,
+            staging_bytes: None,
             onnxruntime,
             models,
             gpu_memory_mb,
@@ -635,6 +639,7 @@ impl Wiring {
             gpus: gpus.into(),
             share_gpu: this.share_gpu,
             gpu_direct: this.gpu_direct,
+            staging_bytes: this.staging_bytes,
             onnxruntime: this.onnxruntime.clone(),
             placement,
             load_models: layout.load_models.clone(),

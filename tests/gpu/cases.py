@@ -24,6 +24,7 @@ from host import (
     find_gpu,
     measured,
     metrics,
+    onnxruntime_gpu,
     run,
     set_environment,
     torch,
@@ -83,13 +84,17 @@ def demo():
     return printed.strip().splitlines()[-1]
 
 
+def ask(model, tensor, shape, data):
+    """One request with one FP32 tensor; all numbers of the first output."""
+    body = {"inputs": [{"name": tensor, "datatype": "FP32", "shape": shape, "data": data}]}
+    request = urllib.request.Request(f"http://{HTTP}/v2/models/{model}/infer", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["outputs"][0]["data"]
+
+
 def infer(name, rows):
     """One request; the scores of each row."""
-    data = [value for row in rows for value in row]
-    body = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [len(rows), 3, 224, 224], "data": data}]}
-    request = urllib.request.Request(f"http://{HTTP}/v2/models/{name}/infer", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        scores = json.load(answer)["outputs"][0]["data"]
+    scores = ask(name, "image", [len(rows), 3, 224, 224], [value for row in rows for value in row])
     return [scores[at : at + 1000] for at in range(0, len(scores), 1000)]
 
 
@@ -137,9 +142,61 @@ def paged():
             precision = list(names)[turn % len(names)]
             error = furthest(infer(names[precision], images[:1]), expected[:1])
             assert error <= TOLERANCE[precision], f"turn {turn}, {precision}: {error:.1e}"
+        # The scheduler tells frontends once a second.
+        time.sleep(3)
         loads = metrics(HTTP).get("downbeat_weights_loads_total")
     assert loads and loads >= 8, f"found {loads} loads, expected one for almost each turn"
     return f"{loads:.0f} loads"
+
+
+def provider():
+    """ONNX Runtime runs a network on the GPU, and the backend gives it batches."""
+    library = onnxruntime_gpu()
+    folder, names, images, expected = repositories()
+    name = names["tf32"]
+    keys = f'models = ["{name}"]\n[backend.onnxruntime]\nlibrary = "{library}"\nprovider = "cuda"\n'
+    with folder, cluster(folder.name, keys, executor="onnxruntime"):
+        error = furthest(infer(name, images), expected)
+    assert error <= TOLERANCE["tf32"], f"too far from PyTorch in FP64: {error:.1e}"
+    return f"{error:.1e}"
+
+
+PROGRAM = """
+import downbeat
+import torch
+
+
+class Scaled(downbeat.Model):
+    def load(self, context):
+        self.weights = torch.arange(16.0, device="cuda")
+
+    def predict(self, batch):
+        values = torch.from_numpy(batch["values"]).cuda()
+        return {"scaled": (values * self.weights).cpu().numpy()}
+"""
+PROGRAM_CONFIG = f"""
+backend: "python"
+max_batch_size: 8
+input {{ name: "values" data_type: TYPE_FP32 dims: 16 }}
+output {{ name: "scaled" data_type: TYPE_FP32 dims: 16 }}
+parameters {{ key: "python" value {{ string_value: "{sys.executable}" }} }}
+"""
+
+
+def torch_program():
+    """A model in Python that computes on the GPU with PyTorch, within the limits that programs have by default."""
+    torch()
+    values = [float(value) for value in range(32)]
+    with tempfile.TemporaryDirectory() as folder:
+        version = pathlib.Path(folder, "scaled", "1")
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(PROGRAM)
+        version.with_name("config.pbtxt").write_text(PROGRAM_CONFIG)
+        with cluster(folder, 'models = ["scaled"]\n', executor="auto"):
+            found = ask("scaled", "values", [2, 16], values)
+    expected = [value * (index % 16) for index, value in enumerate(values)]
+    assert found == expected, f"found {found}, expected {expected}"
+    return "two rows"
 
 
 CASES = {
@@ -152,6 +209,8 @@ CASES = {
     "values of ResNet50": values,
     "values of BERT": figures.bert_values,
     "weights in pages": paged,
+    "ONNX Runtime's CUDA provider": provider,
+    "a program with PyTorch": torch_program,
     "loads beside copies": figures.loads,
     "launches of digits": figures.launches_of_digits,
     "launches of ResNet50": figures.launches_of_resnet,

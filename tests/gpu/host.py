@@ -115,12 +115,22 @@ def timed(file, precision, batches, runs):
     return {line["batch"]: line for line in lines if "median_us" in line}
 
 
+def onnxruntime_gpu():
+    """ONNX Runtime's library, built with CUDA."""
+    found = importlib.util.find_spec("onnxruntime")
+    for place in found.submodule_search_locations if found else []:
+        capi = pathlib.Path(place, "capi")
+        if (capi / "libonnxruntime_providers_cuda.so").exists():
+            return str(sorted(capi.glob("libonnxruntime.so.1.*"))[-1])
+    raise Skipped("needs onnxruntime-gpu")
+
+
 @contextlib.contextmanager
-def cluster(repository, backend):
+def cluster(repository, backend, executor="cuda"):
     """A cluster that serves a repository with these keys of its backend."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config, tempfile.TemporaryFile("w+") as log:
         config.write(f'repository = "{repository}"\nhttp = ["{HTTP}"]\ngrpc = []\n[[backend]]\ngpus = 1\n')
-        config.write(f'executor = "cuda"\n{backend}')
+        config.write(f'executor = "{executor}"\n{backend}')
         config.flush()
         process = subprocess.Popen(["./downbeat", "up", "--config", config.name], stdout=log, stderr=log)
         try:

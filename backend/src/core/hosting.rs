@@ -284,8 +284,13 @@ impl Hosting {
     fn check(&self, staging: &Staging, loaded: &Loaded) -> Result<(), String> {
         let name = &loaded.model.name;
         if !staging.fits(loaded.shape) {
+            let (shape, (inputs, answers)) = (loaded.shape, staging.room());
+            let batch = shape.batch_max;
             return Err(format!(
-                "a batch of {name} is larger than that of any model this backend started with; restart it"
+                "{batch} tasks of {name} have inputs of {} and answers of {} bytes, and a batch has room for {inputs} and \
+                 {answers}: lower max_batch_size, or raise staging_bytes and restart the backend",
+                batch * shape.input_bytes,
+                batch * shape.answer_stride()
             ));
         }
         if self.ready.len() >= READY_MAX {

@@ -92,7 +92,7 @@ impl Backend {
 
     fn with_all(schedulers: u16, models: Vec<Loaded>, (memory_pages, host_pages): (Option<u32>, Option<u32>)) -> Self {
         let models: Vec<_> = models.into_iter().map(Arc::new).collect();
-        let staging = Staging::new(1, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
+        let staging = Staging::new(1, &models.iter().map(|model| model.shape).collect::<Vec<_>>(), 0);
         let schedulers = (1..=schedulers).map(|port| ([127, 0, 0, 1], port).into()).collect();
         let landings = BTreeMap::from([(0, 9)]);
         let name = "backend".to_owned();

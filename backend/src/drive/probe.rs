@@ -123,7 +123,8 @@ fn enter(order: &Order) -> io::Result<()> {
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     let limit = |resource, most| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
     limit(Resource::Core, 0)?;
-    order.memory_bytes.map_or(Ok(()), |bytes| limit(Resource::As, bytes))?;
+    // Not its addresses, of which CUDA reserves far more than it touches.
+    order.memory_bytes.map_or(Ok(()), |bytes| limit(Resource::Data, bytes))?;
     limit(Resource::Cpu, order.cpu_s)?;
     Ok(())
 }

@@ -11,11 +11,11 @@ use std::{
 
 use admin::{Heart, Vitals};
 use proto::{
-    Brought, LatencyProfile, LoadId, ModelId, Span, TaskId, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES,
-    slot::GUARD_BYTES, turns::TurnWatch,
+    Brought, LoadId, ModelId, Span, TaskId, Timestamp, backend_to_frontend::ANSWER_HEADER_BYTES, slot::GUARD_BYTES,
+    turns::TurnWatch,
 };
 use repository::Refused;
-use transport::{Access, Address, Clock, Endpoint, EndpointConfig, Region, Waker};
+use transport::{Access, Address, Arm, Clock, Endpoint, EndpointConfig, Memory, Region, Waker};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -31,7 +31,7 @@ use crate::{
     core::{self, Core, CoreConfig, LAST_WORDS_SPAN, Output},
     error::BackendError,
     executor::{Executor, Loaded, gpus::Devices},
-    staging::{ModelShape, Records, Staging},
+    staging::{BUFFERS, ModelShape, Staging},
 };
 
 /// The longest wait: `stop` is looked at this often.
@@ -73,13 +73,24 @@ pub(super) struct Session<'a> {
     drain_timeout: Span,
 }
 
-/// What staging memory has room for besides: a small model may come later, or become larger.
-const ROOM_FOR_LATER: ModelShape = ModelShape {
-    input_bytes: 1024,
-    output_bytes: 1024,
-    batch_max: LatencyProfile::MAX_BATCH,
-    records: Records { inputs: false, outputs: false },
-};
+/// Batches have inputs, and answers, of so many bytes at most if their model comes later, where memory has as much.
+const LATER_BYTES_MAX: usize = 64 << 20;
+/// The same where it has not, and where all memory is pinned.
+const LATER_BYTES_MIN: usize = 256 << 10;
+
+/// Room in a staging buffer for each side of a batch of a model that comes later. What nobody writes to takes no memory
+/// unless a network device has it pinned: an eighth of the memory at most.
+fn later_bytes(config: &Config, arm: &Arm) -> usize {
+    let default = || match arm {
+        Arm::Verbs(_) => LATER_BYTES_MIN,
+        Arm::Soft { .. } => {
+            let sides = 2 * BUFFERS * config.gpus.count() as usize;
+            let most = sides * LATER_BYTES_MAX;
+            (Memory::here().map_or(0, |memory| memory.eighth_of(most)) / sides).max(LATER_BYTES_MIN)
+        }
+    };
+    config.staging_bytes.unwrap_or_else(default)
+}
 
 impl<'a> Session<'a> {
     /// Opens the network and starts to connect. Staging memory has room for batches of the models and of `shapes`.
@@ -91,14 +102,14 @@ impl<'a> Session<'a> {
         threads: Threads<'a>,
         number: u64,
     ) -> Result<Self, BackendError> {
+        let later_bytes = later_bytes(config, &endpoint.arm);
         let mut endpoint = Endpoint::open(EndpointConfig {
             connections_max: config.connections_max,
             read_budget_bytes: config.read_budget_bytes,
             ..endpoint
         })?;
         let shapes = models.iter().map(|model| model.shape).chain(shapes.iter().copied());
-        let shapes: Vec<_> = shapes.chain([ROOM_FOR_LATER]).collect();
-        let staging = Staging::new(config.gpus.count() as usize, &shapes);
+        let staging = Staging::new(config.gpus.count() as usize, &shapes.collect::<Vec<_>>(), later_bytes);
         let bytes = staging.bytes();
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
         staging.populated().for_each(|part| region.populate(part));

@@ -154,7 +154,7 @@ impl World {
             gpu_prices: BTreeMap::new(),
         };
         let models: Vec<_> = (0..MODELS).map(loaded).collect();
-        let staging = Staging::new(GPUS as usize, &[models[0].shape]);
+        let staging = Staging::new(GPUS as usize, &[models[0].shape], 0);
         let backend = BackendConfig {
             name: "backend".to_owned(),
             schedulers: vec![([127, 0, 0, 1], 1).into()],

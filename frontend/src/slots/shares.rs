@@ -3,7 +3,8 @@
 //! (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998).
 //!
 //! A block belongs to one size class while any of its slots is leased, so a single slot keeps all of it from tasks of
-//! other sizes. Whoever is alone in a block holds the block; where there are several, each holds its slots.
+//! other sizes. Whoever is alone in a block holds the block; where there are several, each holds its slots. A slot that
+//! takes several blocks counts as those, in the first.
 
 use std::collections::BTreeMap;
 
@@ -93,7 +94,7 @@ fn charges(
     holders: &BTreeMap<Option<Client>, usize>,
 ) -> impl Iterator<Item = (Option<Client>, usize)> {
     let is_alone = holders.len() == 1;
-    holders.iter().map(move |(&client, &bytes)| (client, if is_alone { block_bytes } else { bytes }))
+    holders.iter().map(move |(&client, &bytes)| (client, if is_alone { block_bytes.max(bytes) } else { bytes }))
 }
 
 #[cfg(test)]

@@ -106,10 +106,18 @@ fn is_far(view: &View<'_>) -> bool {
     there_and_back(view) > view.profile.latency(1)
 }
 
-/// As [`line`], of what a batch keeps a GPU from others for.
-fn occupation(view: &View<'_>) -> (Span, Span) {
+/// As [`line`] between batches of one and of `target`, of what a batch keeps a GPU from others for: its run, or half of
+/// that and of the way, where the way is longer.
+fn occupation(view: &View<'_>, target: usize) -> (Span, Span) {
     let (fixed, per_task) = line(view.profile);
-    if is_far(view) { ((fixed + there_and_back(view)) / 2, per_task / 2) } else { (fixed, per_task) }
+    if !is_far(view) {
+        return (fixed, per_task);
+    }
+    let others = target.max(2) as i64 - 1;
+    let kept = |run: Span| run.max((run + there_and_back(view)) / 2);
+    let (least, most) = (kept(fixed + per_task), kept(fixed + per_task * (others + 1)));
+    let each = (most - least) / others;
+    (least - each, each)
 }
 
 impl Downbeat {
@@ -163,8 +171,8 @@ impl Downbeat {
 
     /// As the planner of prices is told it.
     fn load(&self, view: &View<'_>, gap_ns: f64) -> Load {
-        let (fixed, per_task) = occupation(view);
         let target = self.target(view, view.queue.front().map_or(Span::ZERO, slo));
+        let (fixed, per_task) = occupation(view, target);
         Load {
             rate: 1e6 / gap_ns,
             gap_ms: gap_ns / 1e6,
@@ -196,9 +204,7 @@ impl BatchPolicy for Downbeat {
 
     fn ready_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
         let Some(gap_ns) = self.arrivals.gap_ns(view.now) else { return Timestamp::PAST };
-        // Where the way is long an earlier start is no great help, and each batch must be worth its way.
-        let price = if is_far(view) { f64::INFINITY } else { f64::from(view.price.price) };
-        let size = self.load(view, gap_ns).size(price);
+        let size = self.load(view, gap_ns).size(f64::from(view.price.price));
         let head = view.queue.front().expect("a gathered batch has a task");
         // All that wait count: when a GPU is granted fewer may fit, and it must not go back for that.
         if size <= ALONE {
@@ -218,8 +224,8 @@ impl BatchPolicy for Downbeat {
 
     fn traffic(&self, view: &View<'_>) -> Option<Traffic> {
         let gap_ns = self.arrivals.gap_ns(view.now)?;
-        let (fixed, per_task) = occupation(view);
         let target = self.target(view, view.queue.front().map_or(Span::ZERO, slo));
+        let (fixed, per_task) = occupation(view, target);
         let thousandths = 1e3 * self.tuning.gpu_price;
         Some(Traffic {
             gap: Span(gap_ns as i64),

@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    net::SocketAddr,
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -144,8 +144,9 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     {
         backend.programs = programs(models);
     }
-    let first = refused.first().map_or("", |refused| &refused.reason);
-    ensure!(!models.is_empty(), "repository: found no model that can be served, expected one: {first}");
+    if models.is_empty() {
+        say_that_there_is_none(&layout, refused)?;
+    }
     check_models(&layout, &repository, !args.load_model.is_empty())?;
     let found = layout.find_onnxruntime();
     notices::tell(&format!("ONNX models run by {}", layout.engines(&found)));
@@ -181,6 +182,19 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
         cluster.tend(|fate| fate == Fate::Left)?;
         ensure!(!cluster.supervisor.is_empty(), "no member is left");
     }
+}
+
+/// That a repository waits for models, or what is wrong with it: nothing in it can be served, or nothing can come.
+fn say_that_there_is_none(layout: &Layout, refused: &[Refused]) -> Result<()> {
+    let repository = layout.repository().display();
+    if let Some(Refused { reason, .. }) = refused.first() {
+        bail!("repository: found no model that can be served, expected one: {reason}");
+    }
+    let found = format!("{repository}: found no model folder, expected <model>/config.pbtxt or <model>/1/model.onnx");
+    let later = "--model-control-mode explicit or poll, with which models may come later";
+    ensure!(layout.model_control_mode != ModelControlMode::None, "repository: {found}, or {later}");
+    notices::warn(&format!("{found}; nothing is served until a model comes"));
+    Ok(())
 }
 
 /// A repository of these files, each the only version of a model that is called as it is. They stay where they are, and
@@ -265,7 +279,8 @@ fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
     let mut served: Vec<String> = Vec::new();
     let mut joined: Vec<Option<Instant>> = vec![None; cluster.layout.backend.len()];
     let mut told = Instant::now();
-    while !missing.is_empty() {
+    // Where there is no model yet, there is to be somebody who can be asked to load one.
+    while !missing.is_empty() || !cluster.layout.http.iter().all(|http| TcpStream::connect(http).is_ok()) {
         cluster.check()?;
         let mut given_up = Vec::new();
         missing.retain(|(name, hosts)| {

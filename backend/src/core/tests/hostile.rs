@@ -59,7 +59,7 @@ impl Attack {
         let has_memory = seed.is_multiple_of(3);
         let weights = Weights::new(if has_memory { 6 } else { 0 }, Span::from_millis(1));
         let models = [loaded("m", 8), loaded("n", 5)].map(|model| Arc::new(Loaded { weights, ..model })).to_vec();
-        let staging = Staging::new(2, &models.iter().map(|model| model.shape).collect::<Vec<_>>());
+        let staging = Staging::new(2, &models.iter().map(|model| model.shape).collect::<Vec<_>>(), 0);
         let count = 1 + (seed % 3) as u16;
         let schedulers = (1..=count).map(|port| ([127, 0, 0, 1], port).into()).collect();
         let memory_pages = has_memory.then_some(10);

@@ -117,7 +117,9 @@ fn launch(order: Order) -> io::Result<ExitCode> {
         return become_program(&order, false);
     }
     let inside = Order { is_inside: true, ..order };
-    let mut child = inside.command(THIS_BINARY).spawn()?;
+    let mut command = inside.command(THIS_BINARY);
+    namespaces::with_own_proc(&mut command);
+    let mut child = command.spawn()?;
     Ok(exit_code(child.wait()?))
 }
 
@@ -155,7 +157,8 @@ fn become_program(order: &Order, has_namespaces: bool) -> io::Result<ExitCode> {
         // The repository may be somebody else's, and lines are to be seen when they are written.
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUNBUFFERED", "1");
     }
-    limit(Resource::As, order.memory_bytes)?;
+    // Not its addresses: CUDA reserves as many as all GPUs and the host have memory, and touches few of them.
+    limit(Resource::Data, order.memory_bytes)?;
     let error = command.exec();
     Err(io::Error::new(error.kind(), format!("cannot start `{}`: {error}", words[0])))
 }
