@@ -95,8 +95,8 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Lays out staging for `gpus` GPUs, each of which can run any of `models`, and others whose batches have inputs and
-    /// answers of `later_bytes` at most.
+    /// Lays out staging for `gpus` GPUs, each of which can run any of `models`, and others whose batches have inputs
+    /// and answers of `later_bytes` at most.
     #[must_use]
     pub fn new(gpus: usize, models: &[ModelShape], later_bytes: usize) -> Self {
         let largest = |bytes: fn(&ModelShape) -> usize| {

@@ -57,12 +57,16 @@ fn the_same_seed_gives_the_same_run() {
 
 #[test]
 fn without_faults_all_that_can_be_served_is() {
-    for seed in 0..20 {
+    let (mut served, mut possible) = (0, 0);
+    for seed in 0..40 {
         let (result, _) = run(Options { faults: FaultKinds::default(), ..options(seed, None) });
         let summary = result.unwrap();
-        let possible = summary.sent - summary.gave_up();
-        assert!(summary.served * 100 >= possible * 95, "seed {seed}: {summary:?}");
+        let of_seed = summary.sent - summary.gave_up();
+        // In some worlds two models share memory for one and a half.
+        assert!(summary.served * 100 >= of_seed * 94, "seed {seed}: {summary:?}");
+        (served, possible) = (served + summary.served, possible + of_seed);
     }
+    assert!(served * 100 >= possible * 99, "{served} of {possible}");
 }
 
 #[test]

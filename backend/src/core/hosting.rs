@@ -287,8 +287,8 @@ impl Hosting {
             let (shape, (inputs, answers)) = (loaded.shape, staging.room());
             let batch = shape.batch_max;
             return Err(format!(
-                "{batch} tasks of {name} have inputs of {} and answers of {} bytes, and a batch has room for {inputs} and \
-                 {answers}: lower max_batch_size, or raise staging_bytes and restart the backend",
+                "{batch} tasks of {name} have inputs of {} and answers of {} bytes, and a batch has room for {inputs} \
+                 and {answers}: lower max_batch_size, or raise staging_bytes and restart the backend",
                 batch * shape.input_bytes,
                 batch * shape.answer_stride()
             ));

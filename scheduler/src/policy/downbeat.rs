@@ -35,7 +35,8 @@ const LOST_PARTS: [f64; 2] = [0.02, 0.08];
 /// it does; and of all that they take if the model keeps less than one GPU busy.
 const TURNS: f64 = 4.0;
 const TURNS_OF_FEW: f64 = 8.0;
-/// No more than this part of an SLO is such an interval taken to be in what a target leaves time for.
+/// No more than this part of what the network leaves of an SLO is such an interval taken to be in what a target leaves
+/// time for.
 const INTERVAL_PART_MAX: f64 = 0.1;
 /// A burst is over when nothing has come for so many gaps, fewer the burstier arrivals are. At random one pause in
 /// 3,000 is as long.
@@ -132,7 +133,7 @@ impl Downbeat {
         let worthwhile = fixed.as_nanos() as f64 / (self.tuning.saving * per_task.as_nanos() as f64);
         let largest = (view.profile.max_batch() as f64).min(worthwhile.ceil()).max(1.0) as usize;
         let [some, many] = LOST_PARTS;
-        let lost = if is_far(view) { 0.0 } else { self.losses.late_part() };
+        let lost = self.losses.late_part();
         let spare = 1.0 - ((lost - some) / (many - some)).clamp(0.0, 1.0);
         let (reserve, slo_ns) = (self.tuning.reserve * spare, slo.as_nanos() as f64);
         let fits = |size: usize| {
@@ -140,7 +141,8 @@ impl Downbeat {
             let (lead, latency) = (view.lead_times[size - 1], view.profile.latency(size));
             // One of the GPUs that the model keeps busy frees as often as it fills a batch, but not faster than all do.
             let turn_ns = latency.as_nanos() as f64 / f64::from(self.hosts.max(1));
-            let interval_ns = turn_ns.max(size as f64 * gap_ns).min(INTERVAL_PART_MAX * slo_ns);
+            let own_ns = slo_ns - (lead - latency).as_nanos() as f64;
+            let interval_ns = turn_ns.max(size as f64 * gap_ns).min(INTERVAL_PART_MAX * own_ns.max(0.0));
             gathered_ns + lead.as_nanos() as f64 + reserve * interval_ns <= slo_ns
         };
         // What fits fits with fewer, too.
