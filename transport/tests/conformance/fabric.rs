@@ -54,6 +54,8 @@ pub(crate) struct Fabric {
     pub nodes: Vec<Node>,
     /// Nodes that stand still, as a stopped process does.
     pub stalled: Vec<usize>,
+    /// Whether time passes only where a test pushes it forward.
+    pub is_frozen: bool,
     /// Whether `step` takes events from the endpoints.
     pub collecting: bool,
     /// What spoils the links of verbs devices.
@@ -81,6 +83,7 @@ impl Fabric {
             looked: Cell::new((started, started)),
             nodes: configs.into_iter().map(arm::patient).map(Node::open).collect(),
             stalled: Vec::new(),
+            is_frozen: false,
             collecting: true,
             spoilt: Vec::new(),
             not_ready_before: arm::not_ready_of_devices(),
@@ -96,7 +99,7 @@ impl Fabric {
     pub(crate) fn now(&self) -> Timestamp {
         let (before, ours) = self.looked.get();
         let now = self.clock.now();
-        let ours = ours + (now - before).min(PAUSE_MAX);
+        let ours = if self.is_frozen { ours } else { ours + (now - before).min(PAUSE_MAX) };
         self.looked.set((now, ours));
         ours
     }
