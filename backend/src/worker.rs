@@ -289,6 +289,8 @@ struct Batch {
     phase: Phase,
     /// One for each task of the plan.
     tasks: Vec<Task>,
+    /// Whether there is but one frontend, which nobody else waits for.
+    is_alone: bool,
     /// How long its inputs are waited for: a slow network needs longer for many bytes.
     input_wait: Span,
     planned_at: Timestamp,
@@ -458,7 +460,7 @@ impl Worker {
                 return Err(error);
             }
         };
-        let mut batch = Batch::new(now, plan, (model, takes));
+        let mut batch = Batch::new(now, plan, (model, takes), self.linked.len() < 2);
         for index in 0..batch.tasks.len() {
             let link = self.linked.get(&batch.plan.tasks[index].task.frontend()).copied();
             batch.tasks[index].link = link.unwrap_or(LinkId::NONE);

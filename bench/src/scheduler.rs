@@ -217,7 +217,14 @@ fn search_with(setup: Setup, bar: &ProgressBar) -> search::Found<Try> {
         let found = search::search(most.planned_rps, try_rate, keeps_up);
         return search::Found { kept: found.kept.or(Some(least)), ..found };
     }
-    search::search(most.planned_rps, try_rate, |(rate_rps, measured)| measured.sustains(*rate_rps))
+    let found = search::search(most.planned_rps, try_rate, |(rate_rps, measured)| measured.sustains(*rate_rps));
+    match found {
+        // Nothing at all was planned, so no rate was tried.
+        search::Found { kept: None, refused: None } => {
+            search::Found { kept: None, refused: Some((most.generated_rps, most)) }
+        }
+        found => found,
+    }
 }
 
 fn why_refused(setup: Setup, measured: &Measured) -> String {

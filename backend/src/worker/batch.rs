@@ -12,7 +12,7 @@ use super::{shares::Shares, *};
 const RUN_BYTES_MAX: usize = 64 << 10;
 
 impl Batch {
-    pub(super) fn new(now: Timestamp, plan: BatchPlan, (model, takes): (ModelShape, Span)) -> Self {
+    pub(super) fn new(now: Timestamp, plan: BatchPlan, (model, takes): (ModelShape, Span), is_alone: bool) -> Self {
         let task = Task {
             progress: Progress::Waiting,
             link: LinkId::NONE,
@@ -32,6 +32,7 @@ impl Batch {
             takes,
             phase: Phase::Pending,
             tasks,
+            is_alone,
             input_wait: INPUT_WAIT + INPUT_BYTE * (bytes - INPUT_BYTES).max(0),
             planned_at: now,
             fetched_at: now,
@@ -154,11 +155,12 @@ impl Batch {
     }
 
     /// When it is given up: after its window, or where that is long and no input is here, once all of them have been
-    /// waited for. The scheduler takes the GPU for busy until then.
+    /// waited for, if that keeps others waiting: a host that is slow for all would begin again and again. The scheduler
+    /// takes the GPU for busy until then.
     pub(super) fn reject_at(&self) -> Timestamp {
         let after = self.plan.latest + Span(1);
         let has_hope = |task: &Task| matches!(task.progress, Progress::Waiting | Progress::Fetched) && task.is_wanted();
-        if self.stragglers_until() == Timestamp::PAST || self.tasks.iter().any(has_hope) {
+        if self.is_alone || self.stragglers_until() == Timestamp::PAST || self.tasks.iter().any(has_hope) {
             return after;
         }
         self.waited_at().map_or(after, |waited| waited.max(self.plan.exec_at).min(after))

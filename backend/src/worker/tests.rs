@@ -378,7 +378,7 @@ proptest! {
                 _ => {}
             }
         }
-        let mut batch = Batch::new(Timestamp(0), plan, (SHAPE, Span(1)));
+        let mut batch = Batch::new(Timestamp(0), plan, (SHAPE, Span(1)), false);
         for (task, _) in batch.tasks.iter_mut().zip(&breaks).filter(|(_, kind)| **kind == 3) {
             task.link = LinkId(2);
         }

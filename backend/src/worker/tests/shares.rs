@@ -117,3 +117,19 @@ fn a_batch_with_a_long_window_does_without_an_input_soon_and_gives_its_task_back
     let undelivered = vec![Undelivered { task: TaskId::new(FrontendId(0), 100), link: LinkId::NONE }];
     assert_eq!(reports(&mut worker), [BackendToModelThread::Answered { plan: PlanId(1), undelivered }]);
 }
+
+/// On a host without a processor for it all READs are late: a batch that was given up began again, and nobody was ever
+/// served.
+#[test]
+fn a_frontend_that_is_alone_is_waited_for_as_long_as_its_window_lasts() {
+    let mut worker = worker(1);
+    worker.handle_plan(START, plan(1, WINDOW, &[0])).unwrap();
+    assert_eq!(fetched(&mut worker), [1]);
+    worker.handle_timeout(WAITED);
+    let late = Timestamp(WINDOW.1 - 1);
+    worker.handle_timeout(late);
+    assert_eq!(reports(&mut worker), []);
+    worker.handle_fetched(late, place(0, 0), true);
+    worker.handle_timeout(late);
+    assert_eq!(executes(&mut worker), [(0, vec![0])]);
+}
