@@ -223,8 +223,8 @@ impl Hosted {
         }
         let image = copies.image.as_ref().map(|image| image.region.clone());
         let image = image.ok_or_else(|| GpuError::NotInHostMemory(self.name.clone()))?;
-        // If taking them away failed, they are still there.
-        let pages = if copies.range.pages() == 0 { self.pooled()? } else { Vec::new() };
+        // What could not be taken away is still there.
+        let pages = self.pooled(self.weights_pages - copies.range.pages())?;
         if let Err(error) = self.fill(&mut copies.range, pages, &image) {
             self.gpu.settle();
             self.free(&mut copies);
@@ -235,19 +235,21 @@ impl Hosted {
     }
 
     /// Pages for the weights, which are nobody's otherwise.
-    fn pooled(&self) -> Result<Vec<Page>, GpuError> {
-        let needed = self.weights_pages;
+    fn pooled(&self, needed: usize) -> Result<Vec<Page>, GpuError> {
         let mut pool = lock(&self.gpu.pool);
         let (all, free) = (pool.all(), pool.free());
         pool.take(needed).ok_or(GpuError::NoRoom { needed, free, all })
     }
 
-    /// Puts pages behind the weights' addresses, and returns when the weights are in them. While a page is copied into
-    /// the next one is mapped: that takes a fifth to a half of a copy's time (60 to 190 us on an H100).
+    /// Puts pages behind the weights' addresses, where there are none yet, and returns when the weights are in them.
+    /// While a page is copied into the next one is mapped: that takes a fifth to a half of a copy's time (60 to 190 us
+    /// on an H100).
     fn fill(&self, range: &mut Range, pages: Vec<Page>, image: &Region) -> Result<(), DriverError> {
         let mut left = pages.into_iter();
         let filled = (0..image.len()).step_by(PAGE_BYTES as usize).try_for_each(|from| {
-            if let Some(page) = left.next() {
+            if from / PAGE_BYTES as usize == range.pages()
+                && let Some(page) = left.next()
+            {
                 range.map(vec![page]).map_err(|(error, page)| {
                     lock(&self.gpu.pool).put(page);
                     error
