@@ -21,6 +21,8 @@ use onnxruntime::Provider;
 /// Slower is no PCIe and no disk, and faster none that there is.
 const GBPS_MIN: f64 = 0.1;
 const GBPS_MAX: f64 = 1e5;
+/// The most that a batch of a model which comes later may take, for its inputs and for its answers.
+const STAGING_BYTES_MAX: usize = 4 << 30;
 
 /// What [`Config::placement`] calls the models that it does not name.
 pub const OTHERS: &str = "*";
@@ -327,6 +329,10 @@ impl Config {
     pub fn place(&self, Repository { models, refused }: Repository) -> Result<Vec<Placed>, BackendError> {
         self.gpus.check()?;
         self.onnxruntime.check()?;
+        if let Some(found) = self.staging_bytes.filter(|&bytes| bytes > STAGING_BYTES_MAX) {
+            let text = format!("staging_bytes: found {found}, expected at most {STAGING_BYTES_MAX}");
+            return Err(BackendError::Config(text));
+        }
         let names = || models.iter().map(|model| &model.name).chain(refused.iter().map(|refused| &refused.name));
         if let Some(unknown) =
             self.placement.keys().find(|&placed| placed != OTHERS && names().all(|name| name != placed))
@@ -550,6 +556,8 @@ mod tests {
             "placement: found model c, expected one of: a, b, bad"
         );
         assert_eq!(placed("placement = { a = [0], bad = [0] }").unwrap(), [("a".into(), vec![0])]);
+        let staging = placed("staging_bytes = 4294967297").unwrap_err();
+        assert_eq!(staging, "staging_bytes: found 4294967297, expected at most 4294967296");
         let outside = placed("gpus = 2\nplacement = { a = [2] }").unwrap_err();
         assert_eq!(outside, "placement.a: found [2], expected indexes of GPUs, 0 to 1 (key gpus)");
         assert!(config("").unwrap().place(Repository::default()).unwrap().is_empty());

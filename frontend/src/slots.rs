@@ -148,6 +148,7 @@ pub struct ArenaTooSmall {
 #[derive(Debug)]
 struct Layout {
     block_bytes: usize,
+    /// Slot ids that a block takes up, whatever its class.
     ids_per_block: usize,
     /// Of a block with its slots' guards.
     guarded_bytes: usize,
@@ -191,8 +192,15 @@ impl Layout {
         }
     }
 
+    /// One at least, which takes several blocks if it is larger than one.
     fn slots_per_block(&self, slot_bytes: usize) -> usize {
-        (self.block_bytes / slot_bytes).min(self.ids_per_block)
+        (self.block_bytes / slot_bytes).clamp(1, self.ids_per_block)
+    }
+
+    fn class(&self, slot_bytes: usize) -> Class {
+        let blocks_per_slot = slot_bytes.div_ceil(self.block_bytes);
+        let slots_per_block = self.slots_per_block(slot_bytes);
+        Class { slot_bytes, slots_per_block, blocks_per_slot, open: BTreeSet::new() }
     }
 }
 
@@ -214,9 +222,7 @@ pub fn has_room(arena_bytes: usize, wanted: &[(SlotSize, usize)]) -> bool {
 /// All slots of a frontend.
 #[derive(Debug)]
 pub struct Slots {
-    block_bytes: usize,
-    /// Slot ids that a block takes up, whatever its class.
-    ids_per_block: usize,
+    layout: Layout,
     classes: Vec<Class>,
     blocks: Vec<Block>,
     unassigned: BTreeSet<usize>,
@@ -265,33 +271,24 @@ impl Slots {
         } else {
             Layout::of_classes(arena_bytes, &mut class_bytes)?
         };
-        let Layout { block_bytes, ids_per_block, blocks, .. } = layout;
-        let mut slots = Self {
-            block_bytes,
-            ids_per_block,
-            classes: Vec::new(),
+        let blocks = layout.blocks;
+        Ok(Self {
+            classes: class_bytes.iter().map(|&slot_bytes| layout.class(slot_bytes)).collect(),
             blocks: std::iter::repeat_with(Block::default).take(blocks).collect(),
             unassigned: (0..blocks).collect(),
-            shares: Shares::new(blocks, block_bytes),
-            states: vec![State::default(); blocks * ids_per_block],
+            shares: Shares::new(blocks, layout.block_bytes),
+            states: vec![State::default(); blocks * layout.ids_per_block],
             leased: 0,
             generation: 0,
-        };
-        slots.classes = class_bytes.iter().map(|&slot_bytes| slots.class(slot_bytes)).collect();
-        Ok(slots)
-    }
-
-    fn class(&self, slot_bytes: usize) -> Class {
-        let slots_per_block = (self.block_bytes / slot_bytes).clamp(1, self.ids_per_block);
-        let blocks_per_slot = slot_bytes.div_ceil(self.block_bytes);
-        Class { slot_bytes, slots_per_block, blocks_per_slot, open: BTreeSet::new() }
+            layout,
+        })
     }
 
     /// The largest slot that there can be for a model that comes later.
     #[must_use]
     pub fn largest_later(&self) -> usize {
         let largest = self.classes.last().map_or(0, |class| class.slot_bytes);
-        largest.max(self.blocks.len() / LATER_PART * self.block_bytes)
+        largest.max(self.blocks.len() / LATER_PART * self.layout.block_bytes)
     }
 
     /// Makes a class for a model that comes later, if there is room for one. False if tasks of this size have no room
@@ -301,7 +298,7 @@ impl Slots {
         let index = self.classes.partition_point(|class| class.slot_bytes < class_bytes);
         let is_known = self.classes.get(index).is_some_and(|class| class.slot_bytes == class_bytes);
         if !is_known && self.classes.len() < self.blocks.len() && class_bytes <= self.largest_later() {
-            self.classes.insert(index, self.class(class_bytes));
+            self.classes.insert(index, self.layout.class(class_bytes));
             self.blocks.iter_mut().filter(|block| block.class >= index).for_each(|block| block.class += 1);
         }
         index < self.classes.len()
@@ -359,7 +356,7 @@ impl Slots {
         let (block_index, run) = self.find_run(class_index, wanted).ok_or(NoSlot::Full)?;
         let bytes = match self.classes[class_index] {
             Class { blocks_per_slot: 1, slot_bytes, .. } => slot_bytes * run.len(),
-            Class { blocks_per_slot, .. } => blocks_per_slot * self.block_bytes,
+            Class { blocks_per_slot, .. } => blocks_per_slot * self.layout.block_bytes,
         };
         if !self.shares.take(client, block_index, bytes, in_share) {
             self.close_if_unused(block_index);
@@ -372,12 +369,12 @@ impl Slots {
             class.open.remove(&block_index);
         }
         self.leased += run.len();
-        let id = block_index * self.ids_per_block + run.start;
+        let id = block_index * self.layout.ids_per_block + run.start;
         self.generation += 1;
         for (state, owner) in self.states[id..id + run.len()].iter_mut().zip(owner.0..) {
             *state = State { generation: self.generation, owner: Some(TaskId(owner)) };
         }
-        let input_offset = block_index * self.block_bytes + run.start * class.slot_bytes;
+        let input_offset = block_index * self.layout.block_bytes + run.start * class.slot_bytes;
         let first = SlotDescriptor {
             slot: u32::try_from(id).expect("slot ids are 20 bits"),
             input_offset: input_offset as u64,
@@ -413,7 +410,7 @@ impl Slots {
     /// Where in the arena the guards are.
     #[must_use]
     pub fn guards_offset(&self) -> usize {
-        self.blocks.len() * self.block_bytes
+        self.blocks.len() * self.layout.block_bytes
     }
 
     /// Where the guard of a slot is.
@@ -449,7 +446,7 @@ impl Slots {
         if lease.held > 0 {
             return;
         }
-        let (block_index, start) = (first / self.ids_per_block, first % self.ids_per_block);
+        let (block_index, start) = (first / self.layout.ids_per_block, first % self.layout.ids_per_block);
         let block = &mut self.blocks[block_index];
         block.free.insert(start..start + lease.slots);
         self.classes[block.class].open.insert(block_index);
@@ -471,7 +468,7 @@ impl Slots {
     #[must_use]
     pub fn bytes(&self) -> (usize, usize) {
         let used = self.blocks.len() - self.unassigned.len();
-        (self.guards_offset(), used * self.block_bytes)
+        (self.guards_offset(), used * self.layout.block_bytes)
     }
 
     /// Slots leased now.
