@@ -321,8 +321,10 @@ impl<P> ModelThread<P> {
         };
         let mut view = view((now, grant.free_at), queue, times.common(), terms);
         let (mut by_policy, mut batch) = gather(&**policy, &view);
-        let opens_at =
-            |batch| if grant.is_open { policy.ready_at(&view, batch) } else { policy.opens_at(&view, batch) };
+        let opens_at = |batch| match grant.is_open {
+            true => policy.ready_at(&view, batch, policy.traffic(&view).as_ref()),
+            false => policy.opens_at(&view, batch),
+        };
         let is_due = batch.size > 0 && opens_at(batch) <= view.earliest_start(batch.size);
         if is_due {
             if let Some(own) = times.own(grant.gpu) {
@@ -497,7 +499,9 @@ impl<P> ModelThread<P> {
         debug_assert!(batch.size == 0 || view.earliest_end(batch.size) <= view.queue[batch.skip].deadline);
         let candidate = (batch.size > 0).then(|| {
             let latest = view.queue[batch.skip].deadline - view.profile.latency(batch.size);
-            let (exec_at, anywhere_at) = (model.policy.ready_at(&view, batch), model.policy.opens_at(&view, batch));
+            let traffic = model.policy.traffic(&view);
+            let exec_at = model.policy.ready_at(&view, batch, traffic.as_ref());
+            let anywhere_at = model.policy.opens_at(&view, batch);
             let grown = batch.size.max(model.usual.size(view.profile.max_batch()));
             let longer = view.profile.latency(grown) - view.profile.latency(batch.size);
             Candidate {
@@ -509,7 +513,7 @@ impl<P> ModelThread<P> {
                 grants_seen: model.grants_seen,
                 expected_at: exec_at - longer,
                 patience: model.usual.patience.min(latest - view.queue[batch.skip].queued_at),
-                traffic: model.policy.traffic(&view),
+                traffic,
             }
         });
         // One that is held back is drawn up again once it has waited twice as long, as prices fall.

@@ -105,14 +105,15 @@ pub trait BatchPolicy: fmt::Debug + Send {
     /// When the window of a gathered batch (of at least one task) opens; `PAST` for at once.
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp;
 
-    /// When it opens on a GPU that may start batches early: not after [`Self::opens_at`], which is the default.
-    fn ready_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
-        self.opens_at(view, batch)
-    }
-
     /// What is asked for, if batches start early by the price of GPU time.
     fn traffic(&self, _view: &View<'_>) -> Option<Traffic> {
         None
+    }
+
+    /// When it opens on a GPU that may start batches early, with what [`Self::traffic`] says of this view: not after
+    /// [`Self::opens_at`], which is the default.
+    fn ready_at(&self, view: &View<'_>, batch: Gathered, _traffic: Option<&Traffic>) -> Timestamp {
+        self.opens_at(view, batch)
     }
 
     /// Batches that wait for a GPU go in the order of the end of their window less this. By default zero (Symphony,

@@ -8,6 +8,10 @@
 //!
 //! All here is arithmetic, in milliseconds; `docs/policy.md` has the rule.
 
+use proto::Timestamp;
+
+use crate::messages::Traffic;
+
 /// A batch of a model starts early with at most so many times the tasks that its window has room for.
 const SIZE_MAX_FACTOR: f64 = 1.1;
 /// More comes than was measured, so much: read too low a rate costs goodput, read too high nearly nothing.
@@ -23,6 +27,9 @@ const PRICE_RATIO: f64 = 1.3;
 const PRICES: usize = 48;
 /// Around the last plan's price so many on either side are tried, and one of all others in turn.
 const NEIGHBOURS: usize = 2;
+
+/// Of a model that is silent so little is known: requests come at most three times as fast as the silence says.
+const SILENCE_PART: i64 = 3;
 
 /// What a model asks for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,6 +48,22 @@ pub(crate) struct Load {
 }
 
 impl Load {
+    /// For some of the GPUs that host the model.
+    pub(crate) fn of(traffic: &Traffic, now: Timestamp, part: f64) -> Self {
+        let gap_ms = traffic.gap.max((now - traffic.arrived_at) / SILENCE_PART).as_millis_f64();
+        Self {
+            rate: part / gap_ms,
+            gap_ms,
+            fixed_ms: traffic.fixed.as_millis_f64(),
+            task_ms: traffic.per_task.as_millis_f64(),
+            target: f64::from(traffic.target),
+            gpu_price: match traffic.gpu_price {
+                Traffic::ENDLESS_PRICE => f64::INFINITY,
+                thousandths => f64::from(thousandths) / 1e3,
+            },
+        }
+    }
+
     /// The batch that is best at a price: it minimises `(b - 1) gap / 2 + l(b) + price l(b) / b`.
     pub(crate) fn size(&self, price: f64) -> f64 {
         let largest = (SIZE_MAX_FACTOR * self.target).max(1.0);
@@ -223,11 +246,14 @@ impl Pricing {
 /// What GPU time is worth to whoever uses it, on average over the time that is used. To whom it is worth anything the
 /// others' price means nothing: these are left out unless all are like that.
 fn mean_gpu_price(loads: &[Load]) -> f64 {
-    let finite = || loads.iter().filter(|load| load.gpu_price.is_finite());
-    let used = |load: &Load| load.rate * load.execution_ms(1.0);
-    let all: f64 = finite().map(used).sum();
+    let (mut all, mut paid) = (0.0, 0.0);
+    for load in loads.iter().filter(|load| load.gpu_price.is_finite()) {
+        let used = load.rate * load.execution_ms(1.0);
+        all += used;
+        paid += load.gpu_price * used;
+    }
     if all > 0.0 {
-        finite().map(|load| load.gpu_price * used(load) / all).sum()
+        paid / all
     } else if loads.is_empty() {
         0.0
     } else {

@@ -170,20 +170,6 @@ impl Downbeat {
         let idle_ms = (1.0 - gpus).max(0.0) * slo.as_millis_f64() / (gpus + 1.0);
         Span::from_millis_f64((TURNS * longer * turn_ms).max((TURNS_OF_FEW * turn_ms).min(idle_ms)))
     }
-
-    /// As the planner of prices is told it.
-    fn load(&self, view: &View<'_>, gap_ns: f64) -> Load {
-        let target = self.target(view, view.queue.front().map_or(Span::ZERO, slo));
-        let (fixed, per_task) = occupation(view, target);
-        Load {
-            rate: 1e6 / gap_ns,
-            gap_ms: gap_ns / 1e6,
-            fixed_ms: fixed.as_millis_f64(),
-            task_ms: per_task.as_millis_f64(),
-            target: target as f64,
-            gpu_price: self.tuning.gpu_price,
-        }
-    }
 }
 
 impl BatchPolicy for Downbeat {
@@ -204,9 +190,9 @@ impl BatchPolicy for Downbeat {
         frontrun(view, batch) - self.earlier(view, batch)
     }
 
-    fn ready_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
-        let Some(gap_ns) = self.arrivals.gap_ns(view.now) else { return Timestamp::PAST };
-        let size = self.load(view, gap_ns).size(f64::from(view.price.price));
+    fn ready_at(&self, view: &View<'_>, batch: Gathered, traffic: Option<&Traffic>) -> Timestamp {
+        let Some(traffic) = traffic else { return Timestamp::PAST };
+        let size = Load::of(traffic, view.now, 1.0).size(f64::from(view.price.price));
         let head = view.queue.front().expect("a gathered batch has a task");
         // All that wait count: when a GPU is granted fewer may fit, and it must not go back for that.
         if size <= ALONE {
@@ -220,7 +206,8 @@ impl BatchPolicy for Downbeat {
             return Timestamp::PAST;
         }
         let after = |ns: f64| Span(ns.min(TOLD_NS_MAX) as i64);
-        let (patience, pause) = (after(2.0 * (size - 0.5) * gap_ns), after(self.arrivals.pause_ns()));
+        let (patience, pause) =
+            (after(2.0 * (size - 0.5) * traffic.gap.as_nanos() as f64), after(self.arrivals.pause_ns()));
         self.opens_at(view, batch).min(head.queued_at + patience).min(self.arrivals.last_at + pause)
     }
 
@@ -381,8 +368,9 @@ mod tests {
             let queue: VecDeque<_> = (0..waiting).rev().map(|age| task(now.0 - ms(age), slo)).collect();
             let view = view(now, &queue, (&profile, &lead_times), price);
             let batch = Gathered { skip: 0, size: waiting as usize };
-            assert!(policy.ready_at(&view, batch) <= policy.opens_at(&view, batch), "{waiting} {price}");
-            policy.ready_at(&view, batch).max(now) - now
+            let ready_at = policy.ready_at(&view, batch, policy.traffic(&view).as_ref());
+            assert!(ready_at <= policy.opens_at(&view, batch), "{waiting} {price}");
+            ready_at.max(now) - now
         };
         // GPU time is worth nothing: nobody waits.
         assert_eq!(ready_in(1, 0.0), Span::ZERO);
@@ -405,7 +393,8 @@ mod tests {
         let mut fresh = Downbeat::new(Tuning::default());
         fresh.handle_arrived(first);
         let view = view(first, &queue, (&profile, &lead_times), f32::INFINITY);
-        assert_eq!(fresh.ready_at(&view, Gathered { skip: 0, size: 1 }), Timestamp::PAST, "a new model's");
+        let batch = Gathered { skip: 0, size: 1 };
+        assert_eq!(fresh.ready_at(&view, batch, fresh.traffic(&view).as_ref()), Timestamp::PAST, "a new model's");
     }
 
     #[test]

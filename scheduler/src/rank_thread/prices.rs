@@ -6,17 +6,12 @@ use std::collections::VecDeque;
 use proto::{ModelId, Span, Timestamp};
 
 use super::{RankThread, SubCluster};
-use crate::{
-    messages::{Price, Traffic},
-    pricing::Load,
-};
+use crate::{messages::Price, pricing::Load};
 
 /// Plans follow each other so fast while requests come.
 const PLAN_INTERVAL: Span = Span::from_millis(20);
 /// Nobody is told of a price that is off by less than this part.
 const PRICE_TOLERANCE: f32 = 0.02;
-/// Of a model that is silent so little is known: requests come at most three times as fast as the silence says.
-const SILENCE_PART: i64 = 3;
 /// Planning ends where GPUs are busy for less than this part of the time.
 const BUSY_MIN: f64 = 0.02;
 
@@ -40,24 +35,6 @@ impl Prices {
 
     pub(super) fn looks_at(&self) -> Option<Timestamp> {
         self.looks_at
-    }
-}
-
-impl Traffic {
-    /// For some of the GPUs that host the model.
-    fn load(&self, now: Timestamp, part: f64) -> Load {
-        let gap_ms = self.gap.max((now - self.arrived_at) / SILENCE_PART).as_millis_f64();
-        Load {
-            rate: part / gap_ms,
-            gap_ms,
-            fixed_ms: self.fixed.as_millis_f64(),
-            task_ms: self.per_task.as_millis_f64(),
-            target: f64::from(self.target),
-            gpu_price: match self.gpu_price {
-                Self::ENDLESS_PRICE => f64::INFINITY,
-                thousandths => f64::from(thousandths) / 1e3,
-            },
-        }
     }
 }
 
@@ -109,7 +86,7 @@ impl RankThread {
             let others = model.hosts.iter().filter(|&&(other, _)| other != host);
             let others = others.filter_map(|&(other, _)| self.sub_clusters[other as usize].as_ref());
             let all = gpus + others.map(|other| other.gpus.len()).sum::<usize>();
-            let mut load = traffic.load(now, gpus as f64 / all as f64);
+            let mut load = Load::of(&traffic, now, gpus as f64 / all as f64);
             if has_background {
                 load.gpu_price = f64::INFINITY;
             }
