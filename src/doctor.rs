@@ -27,7 +27,7 @@ use crate::doctor::finding::{Finding, Level};
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The arm that shall work: soft, or verbs:DEV
+    /// The arm that shall work: soft, verbs:auto or verbs:DEV
     #[arg(long, default_value = "soft")]
     arm: ArmName,
     /// The address that peers will reach this host at, which decides the GID of an RDMA device

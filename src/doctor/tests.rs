@@ -142,6 +142,19 @@ fn memory_is_what_control_groups_leave() {
 }
 
 #[test]
+fn the_arm_that_finds_its_device_needs_one() {
+    let auto: ArmName = "verbs:auto".parse().unwrap();
+    let pinned = Limits { memlock_bytes: None, ..limits() };
+    let (_root, host) = plain(ROCE);
+    assert_eq!(stops(&examine(&host, &pinned, &no_gpus(), (&auto, None))), [""; 0]);
+    let (root, host) = plain(ROCE);
+    write(root.path(), "/sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
+    assert_eq!(stops(&examine(&host, &pinned, &no_gpus(), (&auto, None))), ["mlx5_0 port 1"]);
+    let (_root, host) = plain(&[]);
+    assert!(stops(&examine(&host, &pinned, &no_gpus(), (&auto, None))).contains(&"RDMA devices"));
+}
+
+#[test]
 fn a_socket_that_does_not_open_stops_the_soft_arm_only() {
     let broken = Limits { soft_arm: Err("UDP 127.1.2.3:4791: Address already in use".into()), ..limits() };
     let (_root, host) = plain(ROCE);

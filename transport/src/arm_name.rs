@@ -5,14 +5,17 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What configuration files and `--arm` call an arm: `soft`, or `verbs:DEVICE`.
+/// Stands for the device that the route to the scheduler leaves by.
+pub const AUTO_DEVICE: &str = "auto";
+
+/// What configuration files and `--arm` call an arm: `soft`, `verbs:DEVICE` or `verbs:auto`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ArmName {
     /// soft-RoCE, on any machine.
     #[default]
     Soft,
-    /// The verbs device of this name.
+    /// The verbs device of this name, or [`AUTO_DEVICE`].
     Verbs(String),
 }
 
@@ -47,5 +50,5 @@ impl fmt::Display for ArmName {
 
 /// What is no arm's name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("expected `soft` or `verbs:DEVICE` (see ibv_devices), found `{0}`")]
+#[error("expected `soft`, `verbs:auto` or `verbs:DEVICE` (see ibv_devices), found `{0}`")]
 pub struct ArmNameError(pub String);

@@ -42,9 +42,10 @@ pub enum Arm {
 /// A verbs device, and how its queue pairs are set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerbsConfig {
-    /// Its name, as `ibv_devices` shows it.
+    /// Its name, as `ibv_devices` shows it, or [`AUTO_DEVICE`](crate::AUTO_DEVICE).
     pub device: String,
-    /// On Ethernet, the address of the port that is used; without it, the first that others can route to.
+    /// On Ethernet, the address of the port that is used; without it, the first that others can route to. With `auto`,
+    /// from where packets leave to the scheduler.
     pub address: Option<IpAddr>,
     /// The rest.
     pub settings: VerbsSettings,
@@ -66,13 +67,31 @@ pub struct VerbsSettings {
     pub min_rnr_timer: u8,
     /// The traffic class of RoCEv2 packets: by it, switches choose queues and whether to lose nothing.
     pub traffic_class: u8,
+    /// The service level of InfiniBand packets: by it, switches choose virtual lanes; 0 to 15. On Ethernet, the
+    /// priority of VLAN tags.
+    pub service_level: u8,
+    /// The partition that queue pairs are of, which those of their peers must be of, too (IBTA 10.9). The highest bit,
+    /// of a full member, is not compared.
+    pub partition_key: u16,
 }
+
+/// The partition that all ports are of.
+const DEFAULT_PARTITION: u16 = 0xffff;
 
 impl Default for VerbsSettings {
     /// Gives up a silent peer after two seconds or so, as the bootstrap does; `rdma_rxe`, which never takes longer than
     /// it is told, after half a second.
     fn default() -> Self {
-        Self { port: 1, ack_timeout: 14, retry_count: 6, rnr_retry: 6, min_rnr_timer: 12, traffic_class: 0 }
+        Self {
+            port: 1,
+            ack_timeout: 14,
+            retry_count: 6,
+            rnr_retry: 6,
+            min_rnr_timer: 12,
+            traffic_class: 0,
+            service_level: 0,
+            partition_key: DEFAULT_PARTITION,
+        }
     }
 }
 
@@ -81,13 +100,25 @@ impl VerbsSettings {
     /// One line that names the key that is out of bounds.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code))]
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let Self { port, ack_timeout, retry_count, rnr_retry, min_rnr_timer, traffic_class: _ } = *self;
+        let Self {
+            port,
+            ack_timeout,
+            retry_count,
+            rnr_retry,
+            min_rnr_timer,
+            traffic_class: _,
+            service_level,
+            partition_key,
+        } = *self;
         for (key, found, bounds) in [
-            ("port", port, 1..=255),
-            ("ack_timeout", ack_timeout, 1..=31),
-            ("retry_count", retry_count, 0..=7),
-            ("rnr_retry", rnr_retry, 0..=6),
-            ("min_rnr_timer", min_rnr_timer, 0..=31),
+            ("port", port.into(), 1..=255),
+            ("ack_timeout", ack_timeout.into(), 1..=31),
+            ("retry_count", retry_count.into(), 0..=7),
+            ("rnr_retry", rnr_retry.into(), 0..=6),
+            ("min_rnr_timer", min_rnr_timer.into(), 0..=31),
+            ("service_level", service_level.into(), 0..=15),
+            // Nothing is of partition 0.
+            ("partition_key", partition_key & 0x7fff, 1..=0x7fff),
         ] {
             if !bounds.contains(&found) {
                 let (min, max) = bounds.into_inner();
@@ -341,6 +372,10 @@ mod tests {
         assert_eq!(wrong.check().unwrap_err().to_string(), "verbs.rnr_retry: found 7, expected 0 to 6");
         let wrong = VerbsSettings { ack_timeout: 0, ..VerbsSettings::default() };
         assert!(wrong.check().is_err());
+        let wrong = VerbsSettings { service_level: 16, ..VerbsSettings::default() };
+        assert_eq!(wrong.check().unwrap_err().to_string(), "verbs.service_level: found 16, expected 0 to 15");
+        let wrong = VerbsSettings { partition_key: 0x8000, ..VerbsSettings::default() };
+        assert!(wrong.check().is_err(), "no partition has number 0");
     }
 
     #[test]

@@ -222,11 +222,11 @@ pub enum ConfigError {
         /// Which.
         key: &'static str,
         /// As configured.
-        found: u8,
+        found: u16,
         /// The least.
-        min: u8,
+        min: u16,
         /// The most.
-        max: u8,
+        max: u16,
     },
 }
 
@@ -298,6 +298,9 @@ pub enum VerbsOpenError {
     /// The table `[verbs]`.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Nothing says which device `auto` is.
+    #[error(transparent)]
+    Auto(#[from] AutoDeviceError),
     /// libibverbs.
     #[error(transparent)]
     Library(#[from] LibraryError),
@@ -360,6 +363,37 @@ pub enum VerbsOpenError {
     Register(#[from] RegisterError),
 }
 
+/// Why `verbs:auto` is no device.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "{}, found {}; name the device with `arm = \"verbs:DEVICE\"`, or its address with the key `address`",
+    route_of(.route.as_ref()), ports_of(.found)
+)]
+pub struct AutoDeviceError {
+    /// From where packets leave to the scheduler.
+    pub route: Option<IpAddr>,
+    /// Ports that are up, with their addresses.
+    pub found: Vec<String>,
+}
+
+fn keys(found: &[u16]) -> String {
+    let told: Vec<_> = found.iter().map(|key| format!("{key:#06x}")).collect();
+    if told.is_empty() { "none".to_owned() } else { told.join(", ") }
+}
+
+fn route_of(route: Option<&IpAddr>) -> String {
+    let of_route = |route| {
+        format!(
+            "expected a port with the address {route}, from where the route to the scheduler leaves, or a single one"
+        )
+    };
+    route.map_or_else(|| "expected a single port that is up".to_owned(), of_route)
+}
+
+fn ports_of(found: &[String]) -> String {
+    if found.is_empty() { "no port that is up".to_owned() } else { found.join("; ") }
+}
+
 fn others(found: &[String]) -> String {
     if found.is_empty() {
         ", nor any other; is its driver loaded?".to_owned()
@@ -405,6 +439,20 @@ pub enum PortError {
         device: String,
         /// As configured.
         port: u8,
+    },
+    /// It is not of a partition.
+    #[error(
+        "verbs.partition_key: found {wanted:#06x}, expected one of port {port} of {device}: {}", keys(.found)
+    )]
+    Partition {
+        /// As configured.
+        device: String,
+        /// As configured.
+        port: u8,
+        /// As configured.
+        wanted: u16,
+        /// Of the port.
+        found: Vec<u16>,
     },
     /// It has no address that fits.
     #[error("{device}: {cause}")]

@@ -99,7 +99,7 @@ mod tls;
 mod traffic;
 
 pub use address::{Address, AddressError, OwnAddress};
-pub use arm_name::{ArmName, ArmNameError};
+pub use arm_name::{AUTO_DEVICE, ArmName, ArmNameError};
 pub use clock::Clock;
 pub use config::{
     Arm, EndpointConfig, Faults, NetworkConfig, SCHEDULERS_MAX, SecretKey, Sharing, VerbsConfig, VerbsSettings,

@@ -22,7 +22,10 @@ use super::{
     secret_key::{Inline, SecretKey},
 };
 use crate::{
-    Address, OpenError, OwnAddress, Secrets, TlsFiles, arm_name::ArmName, limits::ROCE_PORT, resolve::own_or_routed,
+    AUTO_DEVICE, Address, OpenError, OwnAddress, Secrets, TlsFiles,
+    arm_name::ArmName,
+    limits::ROCE_PORT,
+    resolve::{own_or_routed, source_address},
 };
 
 /// What the file of every role says of the network. A role's configuration has a field of this type whose keys
@@ -35,10 +38,10 @@ pub struct NetworkConfig {
     /// How operators call this member; as its host if nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The network: `soft`, or `verbs:DEVICE`.
+    /// The network: `soft`, `verbs:DEVICE` or `verbs:auto`.
     pub arm: ArmName,
     /// Where packets come from and arrive. Without it, the soft arm takes the role's own address, or a random loopback
-    /// address, and a verbs device its first that others can route to.
+    /// address, and a verbs device its first that others can route to. `verbs:auto` is the device with this address.
     pub address: Option<OwnAddress>,
     /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
     pub shared_address: bool,
@@ -85,7 +88,13 @@ impl NetworkConfig {
         let is_soft = self.arm == ArmName::Soft;
         let address = match &self.address {
             Some(address) => Some(own_or_routed("address", address, schedulers, ROCE_PORT)?),
-            None => own.filter(|_| is_soft).map(|ip| SocketAddr::new(ip, ROCE_PORT)),
+            None if is_soft => own.map(|ip| SocketAddr::new(ip, ROCE_PORT)),
+            None if self.arm == ArmName::Verbs(AUTO_DEVICE.to_owned()) => {
+                let own = own.filter(|ip| !ip.is_unspecified());
+                let routed = || (!schedulers.is_empty()).then(|| source_address("arm", schedulers)).transpose();
+                own.map_or_else(routed, |ip| Ok(Some(ip)))?.map(|ip| SocketAddr::new(ip, ROCE_PORT))
+            }
+            None => None,
         };
         let is_port_said = matches!(self.address, Some(OwnAddress::At(_) | OwnAddress::Auto(Some(_))));
         let mut arm = Arm::choose(&self.arm, address, self.shared_address, self.faults, self.verbs)?;
@@ -435,7 +444,7 @@ mod tests {
         );
         assert_eq!(line, 4);
         let (text, line) = error("gpus = 1\nsecret = 'a secret of 20 bytes'\narm = 'tcp'\n");
-        assert!(text.contains("expected `soft` or `verbs:DEVICE`"), "{text}");
+        assert!(text.contains("expected `soft`, `verbs:auto` or `verbs:DEVICE`"), "{text}");
         assert_eq!(line, 3);
         let (text, line) = error("gpus = 'one'\nsecret = 'a secret of 20 bytes'\n");
         assert!(text.contains("invalid type: string \"one\", expected u32"), "{text}");
@@ -547,6 +556,14 @@ mod tests {
         assert_eq!(address(&soft).unwrap(), "10.0.0.9:4791");
         let named = NetworkConfig { address: Some("10.0.0.1:4792".parse().unwrap()), ..soft.clone() };
         assert_eq!(address(&named).unwrap(), "10.0.0.1:4792");
-        assert_eq!(address(&NetworkConfig { arm: ArmName::Verbs("rxe0".into()), ..soft }), None);
+        assert_eq!(address(&NetworkConfig { arm: ArmName::Verbs("rxe0".into()), ..soft.clone() }), None);
+        // That is how its device is found; without one, by the route.
+        let auto = NetworkConfig { arm: ArmName::Verbs("auto".into()), ..soft };
+        assert_eq!(address(&auto).unwrap(), "10.0.0.9");
+        let scheduler: Address = "127.0.0.1:7400".parse().unwrap();
+        for own in [None, Some("0.0.0.0".parse().unwrap())] {
+            let Arm::Verbs(verbs) = auto.arm(own, std::slice::from_ref(&scheduler)).unwrap() else { panic!("soft") };
+            assert_eq!((verbs.device.as_str(), verbs.address.unwrap()), ("auto", "127.0.0.1".parse().unwrap()));
+        }
     }
 }

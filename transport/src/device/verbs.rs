@@ -10,9 +10,11 @@
 //! pair is no loss: its connection alone ends.
 
 mod attributes;
+mod auto;
 mod gid;
 mod memory;
 mod opened;
+mod partition;
 #[allow(unsafe_code)] // libibverbs is C.
 mod sys;
 
@@ -98,6 +100,7 @@ impl Verbs {
 
     pub(super) fn open(config: VerbsConfig, demand: Demand) -> Result<Self, VerbsOpenError> {
         config.settings.check()?;
+        let config = auto::placed(config)?;
         let opened = Opened::open(&config, demand)?;
         Ok(Self {
             config,

@@ -15,10 +15,10 @@ pub(super) fn initialised_mask() -> Mask {
     Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS
 }
 
-/// RESET to INIT: receives can be posted.
-pub(super) fn initialised(to: &mut ibv_qp_attr, settings: &VerbsSettings) {
+/// RESET to INIT: receives can be posted. The partition is an entry of the port's table.
+pub(super) fn initialised(to: &mut ibv_qp_attr, settings: &VerbsSettings, partition_index: u16) {
     to.qp_state = ibv_qp_state::IBV_QPS_INIT;
-    to.port_num = settings.port;
+    (to.port_num, to.pkey_index) = (settings.port, partition_index);
     to.qp_access_flags =
         (Flags::IBV_ACCESS_LOCAL_WRITE | Flags::IBV_ACCESS_REMOTE_READ | Flags::IBV_ACCESS_REMOTE_WRITE).0;
 }
@@ -49,7 +49,7 @@ pub(super) fn ready_to_receive(
     to.max_dest_rd_atomic = offer.reads_answered_max;
     to.min_rnr_timer = settings.min_rnr_timer;
     let address = &mut to.ah_attr;
-    address.port_num = settings.port;
+    (address.port_num, address.sl) = (settings.port, settings.service_level);
     match route {
         Route::Roce { gid_index, peer } => {
             address.is_global = 1;
@@ -102,7 +102,7 @@ mod tests {
     };
 
     fn settings() -> VerbsSettings {
-        VerbsSettings { port: 2, min_rnr_timer: 9, traffic_class: 106, ..VerbsSettings::default() }
+        VerbsSettings { port: 2, min_rnr_timer: 9, traffic_class: 106, service_level: 3, ..VerbsSettings::default() }
     }
 
     fn peer(max_dest_rd_atomic: u8) -> Parameters {
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn on_infiniband_a_packet_goes_by_its_lid() {
         let to = received(Route::InfiniBand { lid: 77 }, PathMtu::Mtu2048);
-        assert_eq!((to.ah_attr.is_global, to.ah_attr.dlid, to.ah_attr.port_num), (0, 77, 2));
+        assert_eq!((to.ah_attr.is_global, to.ah_attr.dlid, to.ah_attr.port_num, to.ah_attr.sl), (0, 77, 2, 3));
         assert_eq!((to.qp_state, to.path_mtu), (ibv_qp_state::IBV_QPS_RTR, 4));
         assert_eq!((to.dest_qp_num, to.rq_psn), (0x1234, 0xabcdef));
         assert_eq!((to.max_dest_rd_atomic, to.min_rnr_timer), (8, 9));
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn peers_may_read_and_write_but_not_count() {
         let mut to = sys::no_attributes();
-        initialised(&mut to, &settings());
-        assert_eq!((to.port_num, to.pkey_index, to.qp_access_flags), (2, 0, 1 | 2 | 4));
+        initialised(&mut to, &settings(), 5);
+        assert_eq!((to.port_num, to.pkey_index, to.qp_access_flags), (2, 5, 1 | 2 | 4));
     }
 }

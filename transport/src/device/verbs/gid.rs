@@ -12,6 +12,8 @@ use std::{
 
 use crate::error::GidError;
 
+/// Where the kernel shows devices.
+pub(super) const CLASS: &str = "/sys/class/infiniband";
 /// Entries looked at; tables of cards have 256 and more, and the kernel fills them from the start.
 const ENTRIES_MAX: usize = 512;
 
@@ -25,7 +27,7 @@ pub(super) struct Gid {
 
 /// The folder of a port.
 pub(super) fn port_folder(device: &str, port: u8) -> PathBuf {
-    ["/sys/class/infiniband", device, "ports", &port.to_string()].iter().collect()
+    [CLASS, device, "ports", &port.to_string()].iter().collect()
 }
 
 /// The entry that is this address; without an address, the first that others can route to.
@@ -39,6 +41,11 @@ pub(super) fn choose(port_folder: &Path, wanted: Option<IpAddr>) -> Result<Gid, 
         None => gids.iter().find(|gid| !is_link_local(gid.address)),
     };
     found.copied().ok_or_else(|| GidError { wanted, found: gids.iter().map(|gid| gid.address).collect() })
+}
+
+/// The addresses of a port by which others reach it, in the table's order.
+pub(super) fn others_can_route_to(port_folder: &Path) -> Vec<IpAddr> {
+    routable(port_folder).into_iter().map(|gid| gid.address).filter(|&address| !is_link_local(address)).collect()
 }
 
 /// All RoCEv2 entries, in the table's order.

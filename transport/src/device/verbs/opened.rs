@@ -12,7 +12,7 @@ use soft_roce::{PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
 use super::{
     Link, attributes, link_of,
     memory::Memory,
-    route,
+    partition, route,
     sys::{
         self, AsyncEvent, CompletionChannel, CompletionQueue, Context, Depths, MemoryRegion, PortState,
         ProtectionDomain, WorkCompletion,
@@ -44,6 +44,8 @@ pub(super) struct Opened {
     domain: Arc<ProtectionDomain>,
     context: Arc<Context>,
     pub(super) link: Link,
+    /// Of the port's table.
+    partition_index: u16,
     pub(super) offer: Offer,
     pub(super) message_bytes_max: u32,
     config: VerbsConfig,
@@ -67,6 +69,7 @@ impl Opened {
         let context = Context::open(name)?;
         let port = active_port(&context, config)?;
         let link = link_of(&port, config)?;
+        let partition_index = partition::index(config)?;
         let limits = context.limits().map_err(failed("its limits cannot be read"))?;
         if limits.reads_max == 0 || limits.reads_answered_max == 0 {
             return Err(VerbsOpenError::NoReads { device: name.clone() });
@@ -95,6 +98,7 @@ impl Opened {
             domain: ProtectionDomain::new(&context).map_err(failed("no protection domain"))?,
             context,
             link,
+            partition_index,
             offer,
             message_bytes_max: port.message_bytes_max,
             config: config.clone(),
@@ -191,7 +195,9 @@ impl Opened {
         // A device that copies no SENDs, or no such long ones, refuses the queue pair.
         let pair = sys::QueuePair::new(&self.domain, &queue, depths(INLINE_BYTES))
             .or_else(|_| sys::QueuePair::new(&self.domain, &queue, depths(0)))?;
-        pair.modify(attributes::initialised_mask(), |to| attributes::initialised(to, &self.config.settings))?;
+        pair.modify(attributes::initialised_mask(), |to| {
+            attributes::initialised(to, &self.config.settings, self.partition_index);
+        })?;
         let number = QueuePairNumber(pair.number());
         self.queue_pairs.insert(number, QueuePair { pair, sends: Vec::new(), receives: Vec::new() });
         Ok(number)
