@@ -27,7 +27,7 @@ use gateway::{
 use rand::RngExt;
 use repository::{Precision, Processor};
 use scheduler::Policy;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 use tempfile::TempDir;
 use transport::{
     Address, Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, OwnAddress, ROCE_PORT, VerbsSettings,
@@ -48,8 +48,10 @@ pub(crate) use up::{UpArgs, up};
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Layout {
     /// Where HTTP is served: one frontend for each address.
+    #[serde(deserialize_with = "http_addresses")]
     pub http: Vec<SocketAddr>,
     /// Where gRPC is served: one of the frontends for each address, from the first on.
+    #[serde(deserialize_with = "grpc_addresses")]
     pub grpc: Vec<SocketAddr>,
     /// The model repository; the demo's models if none is named.
     pub repository: Option<PathBuf>,
@@ -98,6 +100,20 @@ pub(super) struct Layout {
     /// The backends. If the file names none: those of the demo, or one for all of its repository.
     #[serde(default)]
     pub backend: Vec<BackendLayout>,
+}
+
+fn http_addresses<'de, D: Deserializer<'de>>(found: D) -> Result<Vec<SocketAddr>, D::Error> {
+    own_addresses("http", found)
+}
+
+fn grpc_addresses<'de, D: Deserializer<'de>>(found: D) -> Result<Vec<SocketAddr>, D::Error> {
+    own_addresses("grpc", found)
+}
+
+/// Addresses of this host, whose names are looked up.
+fn own_addresses<'de, D: Deserializer<'de>>(key: &'static str, found: D) -> Result<Vec<SocketAddr>, D::Error> {
+    let found = Vec::<Address>::deserialize(found)?;
+    found.iter().map(|address| transport::own_address(key, address).map_err(D::Error::custom)).collect()
 }
 
 /// One backend process.
@@ -692,4 +708,20 @@ pub(super) fn random_http() -> SocketAddr {
     let mut random = rand::rng();
     let host = Ipv4Addr::new(127, random.random_range(1..=254), random.random_range(0..=255), FRONTEND_HOSTS);
     SocketAddr::from((host, 8000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_may_be_names_of_this_host() {
+        let layout = |text: &str| toml::from_str::<Layout>(text);
+        let named = layout("http = ['localhost:8000', '127.0.0.2:8000']\ngrpc = ['localhost:9000']").unwrap();
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(named.http, [at("127.0.0.1:8000"), at("127.0.0.2:8000")]);
+        assert_eq!(named.grpc, [at("127.0.0.1:9000")]);
+        let error = layout("http = ['localhost']").unwrap_err().to_string();
+        assert!(error.contains("`localhost`"), "{error}");
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use gateway::config::ModelControlMode;
 use repository::{Executor, Model, Processor, Refused, Repository};
+use transport::Address;
 
 use super::{BackendLayout, Cluster, LOOK, Layout, Wiring, gpus};
 use crate::{
@@ -44,12 +45,12 @@ pub(crate) struct UpArgs {
     /// Refuse to start if any model cannot be loaded
     #[arg(long)]
     strict: bool,
-    /// Where to serve HTTP [default: 127.0.0.1:8000]
+    /// Where to serve HTTP: an IP or a name of this host, and a port [default: 127.0.0.1:8000]
     #[arg(long)]
-    http: Option<SocketAddr>,
+    http: Option<Address>,
     /// Where to serve gRPC [default: 127.0.0.1:8001]
     #[arg(long)]
-    grpc: Option<SocketAddr>,
+    grpc: Option<Address>,
     /// The scheduler's policy [default: downbeat]
     #[arg(long)]
     policy: Option<String>,
@@ -93,8 +94,12 @@ impl UpArgs {
             layout.backend.iter_mut().for_each(|backend| backend.executor = executor);
         }
         layout.strict |= self.strict;
-        layout.http = self.http.map_or(layout.http, |http| vec![http]);
-        layout.grpc = self.grpc.map_or(layout.grpc, |grpc| vec![grpc]);
+        if let Some(http) = &self.http {
+            layout.http = vec![transport::own_address("--http", http)?];
+        }
+        if let Some(grpc) = &self.grpc {
+            layout.grpc = vec![transport::own_address("--grpc", grpc)?];
+        }
         layout.policy = self.policy.clone().unwrap_or(layout.policy);
         layout.schedulers = self.schedulers.unwrap_or(layout.schedulers);
         layout.server_name = self.server_name.clone().unwrap_or(layout.server_name);
