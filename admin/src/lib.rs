@@ -4,12 +4,16 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `vitals` | [`Vitals`]: threads stamp their [`Heart`]s; whoever has none for too long has stalled. No IO |
-//! | `listener` | [`Listener`]: sockets, and the thread that serves them |
+//! | `listener` | [`Listener`]: its thread, and which connections it takes |
+//! | `connection` | one of them: HTTP/1, or gRPC over HTTP/2 |
+//! | `health` | what gRPC asks |
 //! | `process` | what Linux tells of this process, as Prometheus's clients tell it |
 //! | `network` | what this process has seen of the network |
 //! | `pages` | [`Pages`]: what is answered |
 #![deny(unsafe_code)]
 
+mod connection;
+mod health;
 mod listener;
 mod network;
 mod pages;

@@ -1,42 +1,34 @@
 //! `[admin] http`: a listener of its own thread for whoever looks after this process: probes, and scrapers such as
-//! Prometheus. It answers one request a connection, so that none of the threads that it tells of has to.
+//! Prometheus. None of the threads that it tells of has to answer.
 //!
-//! Whoever reaches the address may ask. What strangers can take is bounded: connections, the bytes of a request, the
-//! time until it is answered and the answer is taken, and connections in a second, of each address and in all. Who
-//! comes last is served: the oldest of the address with the most gives way. One that comes beyond its address's share
-//! is closed at once, so that those behind it in the listener's queue come to their turn.
+//! Whoever reaches the address may ask. What strangers can take is bounded: connections, the bytes and the requests of
+//! one, the time until it is answered and the answer is taken, and connections in a second, of each address and in all.
+//! Who comes last is served: the oldest of the address with the most gives way. One that comes beyond its address's
+//! share is closed at once, so that those behind it in the listener's queue come to their turn.
 #![allow(clippy::disallowed_methods)] // A driver: it owns sockets and a thread.
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, Shutdown, TcpListener, TcpStream},
-    os::fd::OwnedFd,
-    os::unix::net::UnixStream,
+    io,
+    net::{IpAddr, SocketAddr, TcpListener},
+    sync::Arc,
     thread::JoinHandle,
 };
 
 use proto::{Span, Timestamp};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use transport::{Address, Clock, OpenError, share_of};
-
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tokio::{net::TcpStream, runtime::Runtime, sync::oneshot, task::AbortHandle, time::sleep};
+use transport::{Address, Clock, OpenError, share_of};
 
-use crate::pages::{Page, Pages};
+use crate::{connection, pages::Pages};
 
 /// Connections at once.
-const CONNECTIONS_MAX: usize = 16;
+pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// Connections taken within a second, most of them to be closed at once; about 20 us each.
 const ACCEPTS_PER_SECOND: u32 = 2_000;
 /// Of these, those of one address that are listened to: scrapers come every few seconds.
 const ADDRESS_ACCEPTS_PER_SECOND: u32 = 50;
-/// Bytes of a request's head; Prometheus's are a few hundred.
-const HEAD_BYTES_MAX: usize = 8_192;
-/// Bytes taken at once.
-const READ_BYTES: usize = 1_024;
-/// From a connection's start to its end.
-const TIMEOUT: Span = Span::from_millis(5_000);
 const SECOND: Span = Span::from_millis(1_000);
 
 /// The table `[admin]`.
@@ -61,14 +53,14 @@ pub enum AdminError {
         /// What the system said.
         cause: io::Error,
     },
-    /// There is no thread for it.
+    /// There is no thread for it, or nothing that it can wait with.
     #[error("admin.http: no thread can be started for it: {0}")]
     Thread(io::Error),
 }
 
 /// The listener; dropping it ends its thread.
 pub struct Listener {
-    end: Option<OwnedFd>,
+    end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -84,23 +76,28 @@ impl Listener {
         let listener = TcpListener::bind(at).map_err(wrong)?;
         listener.set_nonblocking(true).map_err(wrong)?;
         let started = Self::serve(listener, clock, pages)?;
-        tracing::info!(%address, "health at /livez and /readyz, metrics at /metrics");
+        tracing::info!(%address, "health at /livez, /readyz and grpc.health.v1.Health, metrics at /metrics");
         Ok(Some(started))
     }
 
     /// Answers whoever comes to a listener that does not block.
     fn serve(listener: TcpListener, clock: Clock, pages: Pages) -> Result<Self, AdminError> {
-        let (end, ends) = UnixStream::pair().map_err(AdminError::Thread)?;
-        let server = Server { listener, clock, pages, open: VecDeque::new(), accepts: Accepts::default() };
+        let (end, ends) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AdminError::Thread)?;
+        let listener = {
+            let _entered = runtime.enter();
+            tokio::net::TcpListener::from_std(listener).map_err(AdminError::Thread)?
+        };
+        let site = Arc::new(connection::Site::new(clock, pages));
+        let server = Server { listener, clock, site, open: VecDeque::new(), accepts: Accepts::default() };
         let thread = std::thread::Builder::new().name("admin".to_owned());
-        let thread = thread.spawn(move || server.run(&ends.into())).map_err(AdminError::Thread)?;
-        Ok(Self { end: Some(end.into()), thread: Some(thread) })
+        let thread = thread.spawn(move || server.run(&runtime, ends)).map_err(AdminError::Thread)?;
+        Ok(Self { end: Some(end), thread: Some(thread) })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Its other end is readable then.
         self.end = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -110,9 +107,9 @@ impl Drop for Listener {
 
 /// What the thread has.
 struct Server {
-    listener: TcpListener,
+    listener: tokio::net::TcpListener,
     clock: Clock,
-    pages: Pages,
+    site: Arc<connection::Site>,
     /// The oldest first.
     open: VecDeque<Open>,
     accepts: Accepts,
@@ -122,9 +119,7 @@ struct Server {
 struct Open {
     /// Whose share it counts towards.
     from: IpAddr,
-    stream: TcpStream,
-    exchange: Exchange,
-    ends_at: Timestamp,
+    task: AbortHandle,
 }
 
 /// Connections taken in the present second.
@@ -161,61 +156,37 @@ impl Accepts {
 }
 
 impl Server {
-    fn run(mut self, ends: &OwnedFd) {
-        loop {
-            let now = self.clock.now();
-            self.open.retain(|open| now < open.ends_at);
-            let may_accept = self.accepts.may(now);
-            let mut due = self.open.front().map(|open| open.ends_at);
-            let mut events = vec![PollFd::new(ends, PollFlags::IN)];
-            events.extend(self.open.iter().map(|open| PollFd::new(&open.stream, open.exchange.waits_for())));
-            if may_accept {
-                events.push(PollFd::new(&self.listener, PollFlags::IN));
-            } else {
-                due = Some(due.map_or(self.accepts.again_at, |due| due.min(self.accepts.again_at)));
-            }
-            let timeout = due.map(|due| {
-                let wait = (due - now).max(Span(1));
-                Timespec { tv_sec: wait.0 / 1_000_000_000, tv_nsec: wait.0 % 1_000_000_000 }
-            });
-            // A signal is no reason to end, and nothing else is wrong with these.
-            let _ = poll(&mut events, timeout.as_ref());
-            if !events[0].revents().is_empty() {
-                return;
-            }
-            let ready: Vec<bool> = events[1..].iter().map(|event| !event.revents().is_empty()).collect();
-            drop(events);
-            if may_accept && ready.last() == Some(&true) {
-                self.accept();
-            }
-            self.serve(&ready);
-        }
-    }
-
-    /// Takes the next connection. Without files for it, the next second is waited for.
-    fn accept(&mut self) {
-        match self.listener.accept() {
-            Ok((stream, from)) => {
-                let from = share_of(from.ip());
-                if self.accepts.take(from) && stream.set_nonblocking(true).is_ok() {
-                    let ends_at = self.clock.now() + TIMEOUT;
-                    self.open.push_back(Open { from, stream, exchange: Exchange::default(), ends_at });
+    /// Until the listener is dropped, whereupon all connections end.
+    fn run(mut self, runtime: &Runtime, mut ends: oneshot::Receiver<()>) {
+        runtime.block_on(async {
+            loop {
+                let now = self.clock.now();
+                let may_accept = self.accepts.may(now);
+                let pause = (self.accepts.again_at - now).max(Span(1)).to_duration();
+                tokio::select! {
+                    _ = &mut ends => return,
+                    accepted = self.listener.accept(), if may_accept => self.take(accepted),
+                    () = sleep(pause), if !may_accept => {}
                 }
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(_) => self.accepts.pause(),
-        }
+        });
     }
 
-    /// Goes on with those that are ready: an entry for each that was open before, and the listener's for who just came.
-    fn serve(&mut self, ready: &[bool]) {
-        let (clock, pages) = (self.clock, &self.pages);
-        let mut ready = ready.iter();
-        let page = |target: &str| pages.of(clock.now(), target);
-        self.open.retain_mut(|open| ready.next() != Some(&true) || open.exchange.go_on(&mut open.stream, page));
+    /// Takes a connection in. Without files for it, the next second is waited for.
+    fn take(&mut self, accepted: io::Result<(TcpStream, SocketAddr)>) {
+        let Ok((stream, from)) = accepted else { return self.accepts.pause() };
+        let from = share_of(from.ip());
+        if !self.accepts.take(from) {
+            return;
+        }
+        let task = tokio::spawn(connection::serve(stream, Arc::clone(&self.site))).abort_handle();
+        self.open.retain(|open| !open.task.is_finished());
+        self.open.push_back(Open { from, task });
         while self.open.len() > CONNECTIONS_MAX {
             let froms: Vec<IpAddr> = self.open.iter().map(|open| open.from).collect();
-            self.open.remove(gives_way(&froms));
+            if let Some(open) = self.open.remove(gives_way(&froms)) {
+                open.task.abort();
+            }
         }
     }
 }
@@ -227,98 +198,18 @@ fn gives_way(froms: &[IpAddr]) -> usize {
     froms.iter().position(|from| count(from) == most).unwrap_or_default()
 }
 
-/// One request and its answer.
-enum Exchange {
-    /// Of the head so far.
-    Asked(Vec<u8>),
-    /// What is left of the answer.
-    Answers(Vec<u8>, usize),
-    /// It is all sent, and whoever asked has yet to close. A socket that is closed while bytes of a request lie there
-    /// unread takes the answer back (RFC 9112, section 9.6).
-    Ends,
-}
-
-impl Default for Exchange {
-    fn default() -> Self {
-        Self::Asked(Vec::new())
-    }
-}
-
-impl Exchange {
-    fn waits_for(&self) -> PollFlags {
-        match self {
-            Self::Asked(_) | Self::Ends => PollFlags::IN,
-            Self::Answers(..) => PollFlags::OUT,
-        }
-    }
-
-    /// Moves what can be moved now; false once the connection is done with.
-    fn go_on(&mut self, stream: &mut TcpStream, page: impl Fn(&str) -> Result<Page, String>) -> bool {
-        loop {
-            let mut bytes = [0; READ_BYTES];
-            let moved = match self {
-                Self::Asked(head) => stream.read(&mut bytes).inspect(|&count| head.extend(&bytes[..count])),
-                Self::Answers(answer, sent) => stream.write(&answer[*sent..]).inspect(|count| *sent += count),
-                Self::Ends => stream.read(&mut bytes),
-            };
-            match (moved, &*self) {
-                (Err(error), _) if error.kind() == ErrorKind::WouldBlock => return true,
-                (Err(error), _) if error.kind() == ErrorKind::Interrupted => {}
-                (Err(_) | Ok(0), _) => return false,
-                (Ok(_), Self::Asked(head)) => {
-                    if let Some(answer) = answer(head, &page) {
-                        *self = Self::Answers(answer, 0);
-                    }
-                }
-                (Ok(_), Self::Answers(answer, sent)) if *sent == answer.len() => {
-                    if stream.shutdown(Shutdown::Write).is_err() {
-                        return false;
-                    }
-                    *self = Self::Ends;
-                }
-                (Ok(_), Self::Answers(..)) => {}
-                // Others come in between, and the end of its time.
-                (Ok(_), Self::Ends) => return true,
-            }
-        }
-    }
-}
-
-/// What a request is answered with; nothing while its head is not all there.
-fn answer(head: &[u8], page: impl Fn(&str) -> Result<Page, String>) -> Option<Vec<u8>> {
-    // What was there before the last read has been looked at.
-    let new = head.len().saturating_sub(READ_BYTES + 3);
-    if !head[new..].windows(4).any(|bytes| bytes == b"\r\n\r\n") {
-        let refusal = || reply("431 Request Header Fields Too Large", "", "", true);
-        return (head.len() > HEAD_BYTES_MAX).then(refusal);
-    }
-    let line = head.split(|&byte| byte == b'\r').next().unwrap_or_default();
-    let line = String::from_utf8_lossy(line);
-    let words: Vec<&str> = line.split(' ').collect();
-    let [method, target, "HTTP/1.1" | "HTTP/1.0"] = words[..] else {
-        return Some(reply("400 Bad Request", "", "", true));
-    };
-    let Page { status, content_type, body } = match page(target) {
-        Ok(page) => page,
-        Err(there) => return Some(reply("404 Not Found", TEXT, &there, method != "HEAD")),
-    };
-    if !matches!(method, "GET" | "HEAD") {
-        return Some(reply("405 Method Not Allowed", "allow: GET, HEAD\r\n", "", true));
-    }
-    Some(reply(status, &format!("content-type: {content_type}\r\n"), &body, method == "GET"))
-}
-
-const TEXT: &str = "content-type: text/plain; charset=utf-8\r\n";
-
-fn reply(status: &str, fields: &str, body: &str, has_body: bool) -> Vec<u8> {
-    let bytes = body.len();
-    let body = if has_body { body } else { "" };
-    format!("HTTP/1.1 {status}\r\n{fields}content-length: {bytes}\r\nconnection: close\r\n\r\n{body}").into_bytes()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{net::SocketAddr, time::Duration};
+    use std::{
+        io::{ErrorKind, Read as _, Write as _},
+        net::TcpStream,
+        time::Duration,
+    };
+
+    use bytes::Bytes;
+    use http_body_util::{BodyExt as _, Full};
+    use hyper::{Request, client::conn::http2};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
 
     use super::*;
     use crate::Vitals;
@@ -355,10 +246,9 @@ mod tests {
             ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", ""),
             ("GET / HTTP/1.1\r\n\r\n", "404 Not Found", "only /livez"),
             ("GET /metrics\r\n\r\n", "400 Bad Request", ""),
-            ("\r\n\r\n", "400 Bad Request", ""),
         ] {
             let answer = asked(request);
-            assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{request:?}: {answer}");
+            assert_eq!(answer.lines().next().map(|line| &line["HTTP/1.1 ".len()..]), Some(status), "{request:?}");
             let (head, found) = answer.split_once("\r\n\r\n").unwrap();
             assert!(head.contains(&format!("content-length: {}\r\n", found.len())), "{answer}");
             assert!(found.contains(body), "{request:?}: {answer}");
@@ -366,10 +256,11 @@ mod tests {
         vitals.set_ready(Ok(()));
         assert!(asked("GET /readyz HTTP/1.1\r\n\r\n").ends_with("\r\n\r\nok\n"));
         let head = asked("HEAD /readyz HTTP/1.1\r\n\r\n");
-        assert!(
-            head.starts_with("HTTP/1.1 200 OK") && head.ends_with("content-length: 3\r\nconnection: close\r\n\r\n")
-        );
-        let long = format!("GET /metrics HTTP/1.1\r\na: {}", "b".repeat(HEAD_BYTES_MAX));
+        assert!(head.starts_with("HTTP/1.1 200 OK") && head.ends_with("\r\n\r\n"), "{head}");
+        for field in ["content-length: 3", "connection: close"] {
+            assert!(head.contains(&format!("\r\n{field}\r\n")), "{head}");
+        }
+        let long = format!("GET /metrics HTTP/1.1\r\na: {}", "b".repeat(8_192));
         assert!(asked(&long).starts_with("HTTP/1.1 431 "), "a head without an end");
         let mut open = TcpStream::connect(address).unwrap();
         open.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -381,7 +272,7 @@ mod tests {
     #[test]
     fn an_answer_stays_whole_although_more_was_asked_than_is_read() {
         let (_listener, address, _) = start();
-        let body = "b".repeat(READ_BYTES * 32);
+        let body = "b".repeat(32_768);
         for (request, status) in [
             (format!("POST /metrics HTTP/1.1\r\n\r\n{body}"), "405 Method Not Allowed"),
             (format!("GET /metrics HTTP/1.1\r\na: {body}"), "431 Request Header Fields Too Large"),
@@ -392,15 +283,67 @@ mod tests {
     }
 
     #[test]
-    fn a_head_may_come_in_pieces() {
-        let request = b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n";
-        let page = |_: &str| Ok(Page { status: "200 OK", content_type: "text/plain", body: String::new() });
-        for cut in 0..request.len() {
-            assert!(answer(&request[..cut], page).is_none(), "{cut}");
+    fn a_request_may_come_in_pieces_and_its_end_with_it() {
+        let (_listener, address, _) = start();
+        let request = b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n";
+        for cut in [1, 4, request.len() - 1] {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(&request[..cut]).unwrap();
+            stream.write_all(&request[cut..]).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let answer = ask(&mut stream, "");
+            assert!(answer.starts_with("HTTP/1.1 200 OK"), "{cut}: {answer}");
         }
-        assert!(answer(request, page).is_some());
-        let padded = [b"GET /metrics HTTP/1.1\r\n".to_vec(), vec![b'x'; READ_BYTES * 3], b"\r\n\r\n".to_vec()].concat();
-        assert!(answer(&padded, page).is_some(), "however long it is before its end");
+    }
+
+    /// The answers to these services, one after another on one connection: gRPC's status, or that of health.
+    fn checked(address: SocketAddr, services: &[&str]) -> Vec<Result<u8, String>> {
+        let check = async |sender: &mut http2::SendRequest<Full<Bytes>>, service: &str| {
+            // HealthCheckRequest { service } behind its frame's head.
+            let message = [&[0x0a, service.len() as u8], service.as_bytes()].concat();
+            let body = [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat();
+            let uri = "http://admin/grpc.health.v1.Health/Check";
+            let request = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+            let request = request.body(Full::new(Bytes::from(body))).unwrap();
+            let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
+            let code = answer.headers().get("grpc-status").map(|code| code.to_str().unwrap().to_owned());
+            let bytes = answer.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
+            code.map_or_else(|| Ok(*bytes.last().unwrap()), Err)
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+            let (mut sender, connection) = handshake.await.unwrap();
+            tokio::spawn(connection);
+            let mut answers = Vec::new();
+            for service in services {
+                answers.push(check(&mut sender, service).await);
+            }
+            answers
+        })
+    }
+
+    #[test]
+    fn grpc_asks_for_health() {
+        let (_listener, address, vitals) = start();
+        let (serving, not_serving) = (1, 2);
+        let unknown = Err("5".to_owned());
+        assert_eq!(checked(address, &["", "liveness", "digits"]), [Ok(not_serving), Ok(serving), unknown]);
+        vitals.set_ready(Ok(()));
+        assert_eq!(checked(address, &["", "readiness"]), [Ok(serving), Ok(serving)]);
+        vitals.set_trouble(Some("GPU 0 hangs".to_owned()));
+        assert_eq!(checked(address, &["", "liveness"]), [Ok(not_serving), Ok(not_serving)]);
+    }
+
+    #[test]
+    fn a_connection_that_asks_again_and_again_is_ended() {
+        let (_listener, address, vitals) = start();
+        vitals.set_ready(Ok(()));
+        let answers = checked(address, &[""; 1_000]);
+        let answered = answers.iter().filter(|answer| answer.is_ok()).count();
+        assert!((8..100).contains(&answered), "{answered}");
+        assert_eq!(checked(address, &[""]), [Ok(1)], "others are not");
     }
 
     #[test]
@@ -410,8 +353,7 @@ mod tests {
         let answer = ask(&mut TcpStream::connect(address).unwrap(), "GET /metrics HTTP/1.1\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
         // The oldest was closed to make room: long before its time was over.
-        let half = (TIMEOUT / 2).to_duration();
-        silent[0].set_read_timeout(Some(half)).unwrap();
+        silent[0].set_read_timeout(Some(Duration::from_millis(2_500))).unwrap();
         assert_eq!((&silent[0]).read(&mut [0]).map_err(|error| error.kind()), Ok(0));
     }
 

@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, path::Path};
 
+use hyper::StatusCode;
 use proto::{Timestamp, WireVersion};
 
 use crate::{network, process, vitals::Vitals};
@@ -9,15 +10,13 @@ use crate::{network, process, vitals::Vitals};
 /// An answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    pub(crate) status: &'static str,
+    pub(crate) status: StatusCode,
     pub(crate) content_type: &'static str,
     pub(crate) body: String,
 }
 
 impl Page {
-    const OK: &'static str = "200 OK";
-
-    fn text(status: &'static str, body: String) -> Self {
+    fn text(status: StatusCode, body: String) -> Self {
         Self { status, content_type: "text/plain; version=0.0.4; charset=utf-8", body }
     }
 }
@@ -58,23 +57,27 @@ impl Pages {
         Self { own: Some((path, Box::new(json))), ..self }
     }
 
+    pub(crate) fn vitals(&self) -> &Vitals {
+        &self.vitals
+    }
+
     /// What is answered to a target: a path, and perhaps a query.
     ///
     /// # Errors
     /// What is there instead, if nothing is at that path.
     pub(crate) fn of(&self, now: Timestamp, target: &str) -> Result<Page, String> {
         let health = |health: Result<(), String>, not: &str| match health {
-            Ok(()) => Page::text(Page::OK, "ok\n".to_owned()),
-            Err(why) => Page::text("503 Service Unavailable", format!("{not}: {why}\n")),
+            Ok(()) => Page::text(StatusCode::OK, "ok\n".to_owned()),
+            Err(why) => Page::text(StatusCode::SERVICE_UNAVAILABLE, format!("{not}: {why}\n")),
         };
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         match (path, &self.own) {
             ("/livez", _) => Ok(health(self.vitals.live(now), "stalled")),
             ("/readyz", _) => Ok(health(self.vitals.ready(now), "not ready")),
-            ("/metrics", _) => Ok(Page::text(Page::OK, self.metrics(now))),
+            ("/metrics", _) => Ok(Page::text(StatusCode::OK, self.metrics(now))),
             (_, Some((own, json))) if path == *own => Ok(match json(now, query) {
-                Ok(body) => Page { status: Page::OK, content_type: "application/json", body },
-                Err(wrong) => Page::text("400 Bad Request", wrong + "\n"),
+                Ok(body) => Page { status: StatusCode::OK, content_type: "application/json", body },
+                Err(wrong) => Page::text(StatusCode::BAD_REQUEST, wrong + "\n"),
             }),
             (_, Some((own, _))) => Err(format!("only /livez, /readyz, /metrics and {own} are here\n")),
             (_, None) => Err("only /livez, /readyz and /metrics are here\n".to_owned()),
@@ -133,14 +136,14 @@ mod tests {
         let pages = Pages::new("scheduler", "a-1", vitals, |_| "more 1\n".to_owned());
         let at = |ms| Timestamp::ZERO + Span::from_millis(ms);
         let told = |ms, target| pages.of(at(ms), target).map(|page| (page.status, page.body));
-        let unavailable = "503 Service Unavailable";
-        assert_eq!(told(1_500, "/livez"), Ok((Page::OK, "ok\n".to_owned())));
+        let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+        assert_eq!(told(1_500, "/livez"), Ok((StatusCode::OK, "ok\n".to_owned())));
         let stalled = "thread model-0 has done nothing for 2.500 s\n";
         assert_eq!(told(2_500, "/livez?verbose"), Ok((unavailable, format!("stalled: {stalled}"))));
         assert_eq!(told(2_500, "/readyz"), Ok((unavailable, format!("not ready: {stalled}"))));
         assert_eq!(told(0, "/"), Err("only /livez, /readyz and /metrics are here\n".to_owned()));
         let (status, text) = told(2_500, "/metrics").unwrap();
-        assert!(status == Page::OK && text.ends_with("more 1\n"));
+        assert!(status == StatusCode::OK && text.ends_with("more 1\n"));
         for line in [
             "downbeat_live 0",
             "downbeat_ready 0",
@@ -158,9 +161,9 @@ mod tests {
         };
         let pages = Pages::new("scheduler", "a-1", Vitals::default(), |_| String::new()).with_json("/v2/cluster", own);
         let told = |target| pages.of(Timestamp::ZERO, target).map(|page| (page.status, page.content_type, page.body));
-        assert_eq!(told("/v2/cluster?page=0"), Ok((Page::OK, "application/json", "{}\n".to_owned())));
+        assert_eq!(told("/v2/cluster?page=0"), Ok((StatusCode::OK, "application/json", "{}\n".to_owned())));
         let (status, _, body) = told("/v2/cluster?x").unwrap();
-        assert_eq!((status, body.as_str()), ("400 Bad Request", "page: found x\n"));
+        assert_eq!((status, body.as_str()), (StatusCode::BAD_REQUEST, "page: found x\n"));
         assert!(told("/v2/clusters").unwrap_err().contains("/metrics and /v2/cluster are here"));
     }
 }
