@@ -7,6 +7,7 @@
 mod counts;
 mod host;
 mod models;
+mod predictions;
 mod register;
 mod requests;
 mod schedulers;
@@ -144,7 +145,7 @@ pub struct Traces(IntCounterVec);
 
 impl Traces {
     fn new(registry: &Registry) -> Self {
-        let opts = Opts::new("downbeat_traces", "Requests that were traced, by what became of their spans");
+        let opts = Opts::new("downbeat_traces_total", "Requests that were traced, by what became of their spans");
         let counters = registered(registry, IntCounterVec::new(opts, &["outcome"]));
         for (_, name) in TraceOutcome::ALL {
             counters.with_label_values(&[name]);
@@ -240,7 +241,7 @@ impl Refusals {
     /// Of each cause none yet.
     fn new(registry: &Registry) -> Self {
         let counters = IntCounterVec::new(
-            Opts::new("downbeat_refused", "Connections and requests that were refused unseen, by cause"),
+            Opts::new("downbeat_refused_total", "Connections and requests that were refused unseen, by cause"),
             &["cause"],
         );
         let counters = registered(registry, counters);
@@ -270,7 +271,7 @@ impl Metrics {
             late_inputs: registered(
                 &registry,
                 IntCounter::new(
-                    "downbeat_late_inputs",
+                    "downbeat_late_inputs_total",
                     "Rows whose picture was not decoded yet when a backend came for it",
                 ),
             ),

@@ -4,25 +4,43 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::time::Span;
 
-/// The quantiles that are told of errors.
-pub const QUANTILES: [f64; 4] = [0.5, 0.99, 0.999, 0.9999];
+/// Errors are told in so many buckets, two for each power of two.
+pub const BUCKETS: usize = 32;
+
+/// The bound of a bucket, which none of its errors reaches: 16 us, 24, 32, 48 and so on to 0.8 s.
+#[must_use]
+pub const fn bound(bucket: usize) -> Span {
+    let power = 16_000 << (bucket / 2);
+    Span(if bucket.is_multiple_of(2) { power } else { power + power / 2 })
+}
 
 /// Errors of one sign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, SchemaRead, SchemaWrite)]
-pub struct ErrorTail {
+pub struct ErrorHistogram {
+    /// By bucket: those below its [`bound`], but not below the one before.
+    pub counts: [u64; BUCKETS],
+    /// Those that are not below any.
+    pub longer: u64,
+    /// Of all of them.
+    pub sum: Span,
+}
+
+impl ErrorHistogram {
     /// How many there were.
-    pub count: u64,
-    /// By [`QUANTILES`]: how large they were; zero if there was none.
-    pub quantiles: [Span; QUANTILES.len()],
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        // What a peer says may overflow.
+        self.counts.iter().fold(self.longer, |all, &count| all.saturating_add(count))
+    }
 }
 
 /// Errors of one quantity. What was right to the microsecond is in neither of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, SchemaRead, SchemaWrite)]
-pub struct ErrorTails {
+pub struct ErrorSides {
     /// It was predicted too long, or too late.
-    pub over: ErrorTail,
+    pub over: ErrorHistogram,
     /// It was predicted too short, or too early.
-    pub under: ErrorTail,
+    pub under: ErrorHistogram,
 }
 
 /// Errors of one kind of action.
@@ -31,9 +49,9 @@ pub struct ActionErrors {
     /// Actions that ran.
     pub actions: u64,
     /// How long they took.
-    pub duration: ErrorTails,
+    pub duration: ErrorSides,
     /// When they ended.
-    pub completion: ErrorTails,
+    pub completion: ErrorSides,
 }
 
 /// Errors of all that a scheduler ordered in its life.

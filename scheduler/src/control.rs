@@ -714,7 +714,7 @@ impl Control {
         let (gpus, settled) = (self.members.gpus.len() as u32, self.takeover.settled());
         let mut predictions = Predictions::default();
         self.loads.iter().for_each(|load| predictions.add(&load.predictions));
-        let predictions = predictions.tails();
+        let predictions = predictions.told();
         SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights, predictions }
     }
 

@@ -7,7 +7,7 @@
 
 use proto::{
     Span, Timestamp,
-    predictions::{ActionErrors, ErrorTail, ErrorTails, PredictionErrors, QUANTILES},
+    predictions::{self, ActionErrors, ErrorHistogram, ErrorSides, PredictionErrors},
 };
 
 /// Each power of two is cut into so many buckets, in bits.
@@ -67,6 +67,8 @@ pub struct Signed {
 pub struct Histogram {
     /// At most [`BUCKETS`]; as many as were needed.
     counts: Vec<u64>,
+    /// In microseconds.
+    sum: u64,
 }
 
 /// The bucket of an error in microseconds.
@@ -109,10 +111,10 @@ impl Predictions {
         }
     }
 
-    /// All of it in few numbers.
+    /// As others are told of it.
     #[must_use]
-    pub fn tails(&self) -> PredictionErrors {
-        PredictionErrors { infer: self.infer.tails(), load: self.load.tails() }
+    pub fn told(&self) -> PredictionErrors {
+        PredictionErrors { infer: self.infer.told(), load: self.load.told() }
     }
 }
 
@@ -123,9 +125,9 @@ impl Errors {
         self.completion.add(&other.completion);
     }
 
-    fn tails(&self) -> ActionErrors {
+    fn told(&self) -> ActionErrors {
         let Self { actions, duration, completion } = self;
-        ActionErrors { actions: *actions, duration: duration.tails(), completion: completion.tails() }
+        ActionErrors { actions: *actions, duration: duration.told(), completion: completion.told() }
     }
 }
 
@@ -143,8 +145,8 @@ impl Signed {
         self.under.add(&other.under);
     }
 
-    fn tails(&self) -> ErrorTails {
-        ErrorTails { over: self.over.tail(), under: self.under.tail() }
+    fn told(&self) -> ErrorSides {
+        ErrorSides { over: self.over.told(), under: self.under.told() }
     }
 }
 
@@ -155,6 +157,7 @@ impl Histogram {
             self.counts.resize(bucket + 1, 0);
         }
         self.counts[bucket] += 1;
+        self.sum = self.sum.saturating_add(micros);
         debug_assert!(self.counts.len() <= BUCKETS);
     }
 
@@ -165,6 +168,7 @@ impl Histogram {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
         }
+        self.sum = self.sum.saturating_add(other.sum);
     }
 
     /// How many errors there were.
@@ -190,8 +194,20 @@ impl Histogram {
         })
     }
 
-    fn tail(&self) -> ErrorTail {
-        ErrorTail { count: self.count(), quantiles: QUANTILES.map(|part| self.quantile(part)) }
+    /// In wider buckets, each of which has some of these whole.
+    fn told(&self) -> ErrorHistogram {
+        let mut told = ErrorHistogram {
+            sum: Span(i64::try_from(self.sum.saturating_mul(1000)).unwrap_or(i64::MAX)),
+            ..ErrorHistogram::default()
+        };
+        let mut wider = 0;
+        for (bucket, &count) in self.counts.iter().enumerate() {
+            while wider < predictions::BUCKETS && Span(longest(bucket) as i64 * 1000) >= predictions::bound(wider) {
+                wider += 1;
+            }
+            *told.counts.get_mut(wider).unwrap_or(&mut told.longer) += count;
+        }
+        told
     }
 }
 
@@ -212,16 +228,15 @@ mod tests {
         predictions.handle_ended(Action::Infer, predicted, Span(8_003_000), after(9_995));
         predictions.handle_ended(Action::Infer, predicted, Span(8_000_999), after(10_000));
         predictions.handle_ended(Action::Load, predicted, Span(7_999_000), after(1 << 40));
-        let tails = predictions.tails();
-        let (none, of) = (ErrorTail::default(), |micros: i64| ErrorTail {
-            count: 1,
-            quantiles: [Span(micros * 1000); QUANTILES.len()],
-        });
-        let (duration, completion) = (ErrorTails { over: none, under: of(3) }, ErrorTails { over: of(5), under: none });
-        assert_eq!(tails.infer, ActionErrors { actions: 2, duration, completion });
-        let (duration, completion) =
-            (ErrorTails { over: of(1), under: none }, ErrorTails { over: none, under: of(MICROS_MAX as i64) });
-        assert_eq!(tails.load, ActionErrors { actions: 1, duration, completion });
+        let errors = predictions.of(Action::Infer);
+        assert_eq!(errors.actions, 2);
+        let found = |histogram: &Histogram| (histogram.count(), histogram.quantile(1.0));
+        let (none, us) = ((0, Span::ZERO), |micros: i64| (1, Span(micros * 1000)));
+        assert_eq!((found(&errors.duration.over), found(&errors.duration.under)), (none, us(3)));
+        assert_eq!((found(&errors.completion.over), found(&errors.completion.under)), (us(5), none));
+        let errors = predictions.of(Action::Load);
+        assert_eq!((found(&errors.duration.over), found(&errors.duration.under)), (us(1), none));
+        assert_eq!((found(&errors.completion.over), found(&errors.completion.under)), (none, us(MICROS_MAX as i64)));
     }
 
     proptest! {
@@ -241,7 +256,16 @@ mod tests {
             prop_assert_eq!(all.count(), sorted.len() as u64);
             prop_assert_eq!(all.steps().last().map(|(_, until)| until), Some(sorted.len() as u64));
             prop_assert!(all.counts.len() <= BUCKETS);
-            for part in QUANTILES {
+            let told = all.told();
+            for (bucket, &count) in told.counts.iter().enumerate() {
+                let from = bucket.checked_sub(1).map_or(0, |before| predictions::bound(before).0 / 1000);
+                let bounds = from as u64..(predictions::bound(bucket).0 / 1000) as u64;
+                let within = sorted.iter().filter(|error| bounds.contains(error)).count();
+                prop_assert_eq!(count, within as u64, "{:?}", bounds);
+            }
+            prop_assert_eq!(told.counts.iter().sum::<u64>() + told.longer, all.count());
+            prop_assert_eq!(told.sum, Span(sorted.iter().sum::<u64>() as i64 * 1000));
+            for part in [0.5, 0.99, 0.999, 0.9999] {
                 let exact = sorted[((part * sorted.len() as f64).ceil() as usize).max(1) - 1];
                 let told = all.quantile(part).as_nanos() as u64 / 1000;
                 prop_assert!((exact..=exact + exact / 8).contains(&told), "{exact}: {told}");

@@ -426,7 +426,7 @@ impl Recorder {
                 loads_failed_per_s: self.loads_failed as f64 / span,
                 link_busy_fraction: self.link_busy.as_secs_f64() / (span * self.last_second.len() as f64),
             }),
-            predicted: PredictionReport::new(&self.predictions.tails()),
+            predicted: PredictionReport::new(&self.predictions),
             predictions: self.predictions.clone(),
             batches: all_batches,
             queueing_us: self.queueing.clone(),

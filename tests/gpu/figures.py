@@ -95,11 +95,22 @@ def prediction(repository, name, rate):
         report = json.loads(run("./downbeat", "bench", "load", "--url", f"http://{HTTP}", *load))
         found = metrics(HTTP)
     [model] = report["models"]
-    actions = found['downbeat_predicted_actions{action="infer"}']
+    actions = found['downbeat_predicted_actions_total{action="infer"}']
+
+    def p99_of(of, side):
+        """Of those that were off, as Prometheus's histogram_quantile has it."""
+        labels = f'{{action="infer",of="{of}",side="{side}"'
+        prefix = f"downbeat_prediction_error_seconds_bucket{labels},le=\""
+        buckets = sorted((float(name[len(prefix) : -2]), count) for name, count in found.items() if name.startswith(prefix))
+        rank, before = 0.99 * buckets[-1][1], (0.0, 0.0)
+        for bound, count in buckets[:-1]:
+            if count >= rank > 0:
+                return 1e6 * (before[0] + (bound - before[0]) * (rank - before[1]) / (count - before[1]))
+            before = (bound, count)
+        return 1e6 * before[0] if rank else 0.0
 
     def p99(of):
-        label = f'downbeat_prediction_error_seconds{{action="infer",of="{of}",quantile="0.99",side='
-        return max(found[f'{label}"{side}"}}'] * 1e6 for side in ["over", "under"])
+        return max(p99_of(of, side) for side in ["over", "under"])
 
     text = f"{p99('duration'):.0f} us in {actions:.0f} batches (of their ends {p99('completion'):.0f} us)"
     served = f"{model['served_rps']:.0f} requests/s served and {model['errors']} errors"

@@ -21,7 +21,7 @@ use proto::{
     frame::{Addressed, read_frame},
     frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, FrontendToScheduler, ModelChange},
     hello::{ModelThreads, SchedulerHello},
-    predictions::{ActionErrors, ErrorTail, ErrorTails, PredictionErrors},
+    predictions::{ActionErrors, ErrorHistogram, ErrorSides, PredictionErrors},
     scheduler_to_frontend::{
         DropReason, FrontendWelcome, ModelState, NetworkTimes, SchedulerLoad, SchedulerToFrontend,
     },
@@ -147,8 +147,9 @@ impl Peer {
                 let reply = ClockReply { sent_at, received_at: at, replied_at: at };
                 self.tell_over(connection, &SchedulerToFrontend::Clock(reply));
                 let settled = Span::from_micros(4_500);
-                let late = ErrorTail { count: 7, quantiles: [10, 250, 900, 20_000].map(Span::from_micros) };
-                let duration = ErrorTails { under: late, ..ErrorTails::default() };
+                let mut late = ErrorHistogram { longer: 1, sum: Span::from_micros(5_000), ..ErrorHistogram::default() };
+                (late.counts[0], late.counts[7]) = (2, 4);
+                let duration = ErrorSides { under: late, ..ErrorSides::default() };
                 let infer = ActionErrors { actions: 9, duration, ..ActionErrors::default() };
                 let predictions = PredictionErrors { infer, ..PredictionErrors::default() };
                 let load = SchedulerLoad {

@@ -15,14 +15,14 @@ use frontend::{core::Core, tasks::Reply};
 use prometheus::{
     Opts, Registry,
     core::{Collector, Desc, Describer as _},
-    proto::{Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
+    proto::{Histogram, LabelPair, Metric, MetricFamily, MetricType},
 };
 use proto::scheduler_to_frontend::NetworkTimes;
 
 use super::{
     Stage,
     counts::{Count, Counts, DURATIONS, TRITONS_REASONS},
-    register::registered,
+    register::{counter, family, gauge, histogram, label, registered},
     summaries::Summary,
 };
 use crate::config::MetricsConfig;
@@ -31,11 +31,11 @@ use crate::config::MetricsConfig;
 const OTHERS: &str = "(others)";
 /// Families whose names do not depend on anything, with their help.
 const SUCCESS: (&str, &str) = ("nv_inference_request_success", "Requests that were answered");
-const LATE: (&str, &str) = ("downbeat_request_late", "Of these, answered after their deadline");
+const LATE: (&str, &str) = ("downbeat_request_late_total", "Of these, answered after their deadline");
 const INFERENCES: (&str, &str) = ("nv_inference_count", "Rows that were answered");
 const EXECUTIONS: (&str, &str) = ("nv_inference_exec_count", "Batches of which this frontend saw an answer");
 const FAILURE: (&str, &str) = ("nv_inference_request_failure", "Requests without an answer");
-const DROPPED: (&str, &str) = ("downbeat_dropped", "Requests that were dropped, by the reason in its own terms");
+const DROPPED: (&str, &str) = ("downbeat_dropped_total", "Requests that were dropped, by the reason in its own terms");
 const PENDING: (&str, &str) = ("nv_inference_pending_request_count", "Requests without an answer yet");
 const NETWORK: (&str, &str) = (
     "downbeat_network_budget_seconds",
@@ -311,50 +311,12 @@ fn labels(model: &str, version: &str) -> Vec<LabelPair> {
     vec![label("model", model), label("version", version)]
 }
 
-fn label(name: &str, value: &str) -> LabelPair {
-    let mut label = LabelPair::default();
-    label.set_name(name.to_owned());
-    label.set_value(value.to_owned());
-    label
-}
-
 /// Labels in the order of their names, as elsewhere.
 fn with_label(labels: &[LabelPair], name: &str, value: &str) -> Vec<LabelPair> {
     let mut labels = labels.to_vec();
     let at = labels.partition_point(|label| label.name() < name);
     labels.insert(at, label(name, value));
     labels
-}
-
-fn counter(labels: Vec<LabelPair>, count: u64) -> Metric {
-    let mut value = Counter::default();
-    value.set_value(count as f64);
-    let mut metric = Metric::from_label(labels);
-    metric.set_counter(value);
-    metric
-}
-
-fn gauge(labels: Vec<LabelPair>, value: f64) -> Metric {
-    let mut told = Gauge::default();
-    told.set_value(value);
-    let mut metric = Metric::from_label(labels);
-    metric.set_gauge(told);
-    metric
-}
-
-fn histogram(labels: Vec<LabelPair>, told: Histogram) -> Metric {
-    let mut metric = Metric::from_label(labels);
-    metric.set_histogram(told);
-    metric
-}
-
-fn family((name, help): (&str, &str), kind: MetricType, metrics: Vec<Metric>) -> MetricFamily {
-    let mut family = MetricFamily::default();
-    family.set_name(name.to_owned());
-    family.set_help(help.to_owned());
-    family.set_field_type(kind);
-    family.set_metric(metrics);
-    family
 }
 
 #[cfg(test)]
@@ -441,7 +403,7 @@ mod tests {
                     counted[model] += 1;
                 }
                 let text = text(&registry);
-                let told = lines(&text, "downbeat_dropped");
+                let told = lines(&text, "downbeat_dropped_total");
                 let of_others = told.iter().find(|(labels, _)| labels.contains(OTHERS));
                 let of_others = of_others.map_or(0.0, |(_, value)| *value);
                 let unnamed: u64 = (0..6).filter(|of| !named.contains(of)).map(|of| counted[of]).sum();

@@ -21,8 +21,8 @@ const NAMES_MAX: usize = 1024;
 const OTHERS: &str = "(others)";
 
 /// By model and version, these and two more.
-const LABELS: [&str; 4] = ["model", "version", "application", "quantile"];
-const LENGTH_LABELS: [&str; 4] = ["model", "version", "bytes", "quantile"];
+const LABELS: [&str; 4] = ["model", "version", "application", "part"];
+const LENGTH_LABELS: [&str; 4] = ["model", "version", "bytes", "part"];
 
 pub(super) struct RequestMetrics {
     /// c0 in seconds and c1.
@@ -59,10 +59,14 @@ impl RequestMetrics {
                 ),
             ],
             alone: [
-                gauge("downbeat_alone_seconds", "What requests of an application take alone", &LABELS),
+                gauge(
+                    "downbeat_alone_seconds",
+                    "What this part of an application's requests takes at most, alone",
+                    &LABELS,
+                ),
                 gauge(
                     "downbeat_alone_by_length_seconds",
-                    "What requests take alone whose inputs have so many bytes",
+                    "The same of requests whose inputs have so many bytes",
                     &LENGTH_LABELS,
                 ),
             ],
@@ -154,11 +158,11 @@ mod tests {
         for expected in [
             r#"downbeat_batch_fixed_seconds{model="m",version="1"} 0.002"#,
             r#"downbeat_batch_per_task{model="m",version="1"} 0.25"#,
-            r#"downbeat_alone_seconds{application="",model="m",quantile="0.5",version="1"} 0.001"#,
-            r#"downbeat_alone_seconds{application="chat",model="m",quantile="0.99",version="1"} 0.03"#,
-            r##"downbeat_alone_seconds{application="#00000abc",model="m",quantile="0.9",version="1"} 0.06"##,
+            r#"downbeat_alone_seconds{application="",model="m",part="0.5",version="1"} 0.001"#,
+            r#"downbeat_alone_seconds{application="chat",model="m",part="0.99",version="1"} 0.03"#,
+            r##"downbeat_alone_seconds{application="#00000abc",model="m",part="0.9",version="1"} 0.06"##,
             r#"downbeat_alone_samples{application="(others)",model="m",version="1"} 7"#,
-            r#"downbeat_alone_by_length_seconds{bytes="64-90",model="m",quantile="0.5",version="1"} 0.1"#,
+            r#"downbeat_alone_by_length_seconds{bytes="64-90",model="m",part="0.5",version="1"} 0.1"#,
         ] {
             assert!(text.lines().any(|line| line == expected), "{expected}\n{text}");
         }

@@ -4,15 +4,17 @@
 use std::cell::Cell;
 
 use frontend::core::{Core, Takeovers};
-use prometheus::{Counter, Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Counter, Gauge, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use proto::{
     Wait,
-    predictions::{ActionErrors, PredictionErrors, QUANTILES},
     scheduler_to_frontend::SchedulerLoad,
     weights::{PAGE_BYTES, WeightsTally},
 };
 
-use super::register::{count_up_to, registered};
+use super::{
+    predictions::Predictions,
+    register::{count_up_to, registered},
+};
 
 pub(super) struct SchedulerMetrics {
     connected: IntGauge,
@@ -35,16 +37,8 @@ pub(super) struct SchedulerMetrics {
     pages: [IntGauge; 2],
     /// The same of host memory, in bytes.
     host_bytes: [IntGauge; 2],
-    /// By [`PREDICTED`].
-    actions: IntGaugeVec,
-    /// By [`PREDICTED`].
-    errors: IntGaugeVec,
-    /// By [`PREDICTED`].
-    error_seconds: GaugeVec,
+    predictions: Predictions,
 }
-
-/// The labels of predictions; a metric has so many of them as it needs.
-const PREDICTED: [&str; 4] = ["action", "of", "side", "quantile"];
 
 /// A count of something that may begin anew: of a scheduler's life, or of those of backends.
 struct Restarting {
@@ -124,27 +118,7 @@ impl SchedulerMetrics {
                 ),
             ),
             pcie_busy_seen: Cell::new(0.0),
-            actions: registered(
-                registry,
-                IntGaugeVec::new(
-                    Opts::new("downbeat_predicted_actions", "Actions of the primary's life whose end it had predicted"),
-                    &PREDICTED[..1],
-                ),
-            ),
-            errors: registered(
-                registry,
-                IntGaugeVec::new(
-                    Opts::new("downbeat_prediction_errors", "Of these, those that were off by a microsecond and more"),
-                    &PREDICTED[..3],
-                ),
-            ),
-            error_seconds: registered(
-                registry,
-                GaugeVec::new(
-                    Opts::new("downbeat_prediction_error_seconds", "How far off they were, up to an eighth"),
-                    &PREDICTED,
-                ),
-            ),
+            predictions: Predictions::new(registry),
             pages: [
                 gauge("downbeat_weights_pages", "Pages of 16 MiB for weights, of GPUs that hold a part of all models"),
                 gauge("downbeat_weights_pages_used", "Of these, pages that weights are in, or on their way to"),
@@ -169,7 +143,7 @@ impl SchedulerMetrics {
             count_up_to(&self.waits.with_label_values(&[wait.name()]), wait.reached());
         }
         let load = core.scheduler_load();
-        self.read_predictions(&load.predictions);
+        self.predictions.read(&load.predictions);
         let SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights, .. } = load;
         self.settled_seconds.set(settled.as_secs_f64());
         self.load
@@ -189,25 +163,5 @@ impl SchedulerMetrics {
         self.pages.iter().zip([pages, pages_used]).for_each(|(gauge, pages)| gauge.set(count(pages)));
         let bytes = |pages: u64| count(pages.saturating_mul(PAGE_BYTES));
         self.host_bytes.iter().zip([host_pages, host_pages_used]).for_each(|(gauge, pages)| gauge.set(bytes(pages)));
-    }
-
-    fn read_predictions(&self, PredictionErrors { infer, load }: &PredictionErrors) {
-        for (action, ActionErrors { actions, duration, completion }) in [("infer", infer), ("load", load)] {
-            // Whoever loads no weights sees nothing of it.
-            if *actions == 0 && action == "load" {
-                continue;
-            }
-            self.actions.with_label_values(&[action]).set(i64::try_from(*actions).unwrap_or(i64::MAX));
-            for (of, tails) in [("duration", duration), ("completion", completion)] {
-                for (side, tail) in [("over", &tails.over), ("under", &tails.under)] {
-                    let count = i64::try_from(tail.count).unwrap_or(i64::MAX);
-                    self.errors.with_label_values(&[action, of, side]).set(count);
-                    for (part, error) in QUANTILES.iter().zip(tail.quantiles) {
-                        let labels = [action, of, side, &part.to_string()];
-                        self.error_seconds.with_label_values(&labels).set(error.as_secs_f64());
-                    }
-                }
-            }
-        }
     }
 }

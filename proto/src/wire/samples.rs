@@ -219,8 +219,8 @@ structs! { struct_lines:
     SlotDescriptor { slot, input_offset, input_bytes, answer_offset, answer_bytes_max }
     SchedulerStamps { queued_at, due_at, granted_at }
     ClockReply { sent_at, received_at, replied_at }
-    ErrorTail { count, quantiles }
-    ErrorTails { over, under }
+    ErrorHistogram { counts, longer, sum }
+    ErrorSides { over, under }
     ActionErrors { actions, duration, completion }
     PredictionErrors { infer, load }
     AloneTimes { samples, quantiles }

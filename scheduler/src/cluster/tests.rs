@@ -370,7 +370,7 @@ fn what_executions_take_is_planned_with_and_told() {
             _ => None,
         });
         let infer = predicted.expect("it has asked");
-        assert_eq!((infer.actions, infer.duration.under.count, infer.duration.over.count), (40, errors, 0));
+        assert_eq!((infer.actions, infer.duration.under.count(), infer.duration.over.count()), (40, errors, 0));
         // l(1), delay(1) and the way back.
         assert_eq!(told, reestimate.then_some(Span::from_micros(7_200 + 320 + 1_000)));
     }

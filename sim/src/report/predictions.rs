@@ -2,10 +2,8 @@
 
 use std::fmt::Write;
 
-use proto::{
-    Span,
-    predictions::{ActionErrors, ErrorTail, ErrorTails, PredictionErrors},
-};
+use proto::Span;
+use scheduler::predictions::{Action, Histogram, Predictions, Signed};
 use serde::Serialize;
 
 /// Of all actions.
@@ -53,18 +51,22 @@ pub struct TailReport {
 }
 
 impl PredictionReport {
-    pub(super) fn new(errors: &PredictionErrors) -> Self {
-        let tail = |ErrorTail { count, quantiles }: ErrorTail| {
-            let [p50_us, p99_us, p999_us, p9999_us] = quantiles.map(Span::as_micros_f64);
-            TailReport { count, p50_us, p99_us, p999_us, p9999_us }
+    pub(super) fn new(predictions: &Predictions) -> Self {
+        let tail = |errors: &Histogram| {
+            let [p50_us, p99_us, p999_us, p9999_us] =
+                [0.5, 0.99, 0.999, 0.9999].map(|part| Span::as_micros_f64(errors.quantile(part)));
+            TailReport { count: errors.count(), p50_us, p99_us, p999_us, p9999_us }
         };
-        let sides = |ErrorTails { over, under }: ErrorTails| SidesReport { over: tail(over), under: tail(under) };
-        let action = |ActionErrors { actions, duration, completion }: ActionErrors| ActionReport {
-            actions,
-            duration: sides(duration),
-            completion: sides(completion),
+        let sides = |Signed { over, under }: &Signed| SidesReport { over: tail(over), under: tail(under) };
+        let action = |action: Action| {
+            let errors = predictions.of(action);
+            ActionReport {
+                actions: errors.actions,
+                duration: sides(&errors.duration),
+                completion: sides(&errors.completion),
+            }
         };
-        Self { infer: action(errors.infer), load: action(errors.load) }
+        Self { infer: action(Action::Infer), load: action(Action::Load) }
     }
 
     /// For people: a line for each kind of action that was not always as planned.

@@ -82,7 +82,7 @@ fn a_picture_that_is_late_is_submitted_again_and_the_next_is_decoded_first() {
         assert_eq!(peer.submitted.get(), (4, 2));
         let metrics = ask(&mut stream, &get_of("/metrics")).await;
         let metrics = String::from_utf8(metrics.body).unwrap();
-        assert!(metrics.contains("downbeat_late_inputs 1\n"), "{metrics}");
+        assert!(metrics.contains("downbeat_late_inputs_total 1\n"), "{metrics}");
     });
 }
 

@@ -353,7 +353,7 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
             format!("nv_inference_pending_request_count{{{label}}} 0"),
             r#"nv_inference_request_failure{model="double",reason="REJECTED",version="1"} 1"#.to_owned(),
             r#"nv_inference_request_failure{model="double",reason="BACKEND",version="1"} 0"#.to_owned(),
-            r#"downbeat_dropped{model="double",reason="deadline",version="1"} 1"#.to_owned(),
+            r#"downbeat_dropped_total{model="double",reason="deadline",version="1"} 1"#.to_owned(),
             format!("downbeat_request_seconds_count{{{label}}} 1"),
             r#"downbeat_stage_seconds_count{stage="execute"} 1"#.to_owned(),
             r#"downbeat_stage_seconds_count{stage="receive"} 2"#.to_owned(),
@@ -366,11 +366,14 @@ fn metrics_count_what_happened_and_single_requests_are_explained() {
             "downbeat_scheduler_members 3".to_owned(),
             "downbeat_scheduler_members_obeying 2".to_owned(),
             "downbeat_scheduler_settled_seconds 0.0045".to_owned(),
-            r#"downbeat_predicted_actions{action="infer"} 9"#.to_owned(),
-            r#"downbeat_prediction_errors{action="infer",of="duration",side="under"} 7"#.to_owned(),
-            r#"downbeat_prediction_errors{action="infer",of="completion",side="over"} 0"#.to_owned(),
-            r#"downbeat_prediction_error_seconds{action="infer",of="duration",quantile="0.99",side="under"} 0.00025"#
+            r#"downbeat_predicted_actions_total{action="infer"} 9"#.to_owned(),
+            r#"downbeat_prediction_error_seconds_bucket{action="infer",of="duration",side="under",le="0.000016"} 2"#
                 .to_owned(),
+            r#"downbeat_prediction_error_seconds_bucket{action="infer",of="duration",side="under",le="0.000192"} 6"#
+                .to_owned(),
+            r#"downbeat_prediction_error_seconds_count{action="infer",of="duration",side="under"} 7"#.to_owned(),
+            r#"downbeat_prediction_error_seconds_sum{action="infer",of="duration",side="under"} 0.005"#.to_owned(),
+            r#"downbeat_prediction_error_seconds_count{action="infer",of="completion",side="over"} 0"#.to_owned(),
             r#"downbeat_network_budget_seconds{model="double",part="ctrl",version="1"} 0.0003"#.to_owned(),
             r#"downbeat_network_budget_seconds{model="double",part="resp",version="1"} 0.002"#.to_owned(),
         ] {

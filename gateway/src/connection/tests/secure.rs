@@ -30,7 +30,7 @@ pub(super) fn bearer(request: &[u8], token: &str) -> Vec<u8> {
 /// What `/metrics` says about refusals for this cause.
 pub(super) fn refused(peer: &Peer, cause: &str) -> u64 {
     let text = peer.server.service.record.read_metrics(&peer.desk).text();
-    let line = format!("downbeat_refused{{cause=\"{cause}\"}} ");
+    let line = format!("downbeat_refused_total{{cause=\"{cause}\"}} ");
     text.lines().find_map(|found| found.strip_prefix(&line)).expect("a counter of the cause").parse().unwrap()
 }
 

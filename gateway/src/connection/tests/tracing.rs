@@ -24,7 +24,7 @@ fn traced(flags: &str) -> Vec<u8> {
 /// What `/metrics` says became of so many traces.
 fn traces(peer: &Peer, outcome: &str) -> u64 {
     let text = peer.server.service.record.read_metrics(&peer.desk).text();
-    let line = format!("downbeat_traces{{outcome=\"{outcome}\"}} ");
+    let line = format!("downbeat_traces_total{{outcome=\"{outcome}\"}} ");
     text.lines().find_map(|found| found.strip_prefix(&line)).expect("a counter of the outcome").parse().unwrap()
 }
 
