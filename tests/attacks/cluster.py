@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import http1
+from pictures import PATIENCE_US
 
 # Where configurations and logs of all clusters of a run are.
 FOLDER = Path("target/attacks")
@@ -342,8 +343,6 @@ class Unsupported(Exception):
     """This machine does not let us set that up; the text says what it needs."""
 
 
-# Control requests have until then; the model's own objective is one of 20 ms, which a busy machine may miss.
-PATIENCE_US = 2_000_000
 _SEVEN = json.loads(Path("models/digits/seven.json").read_text())
 
 
