@@ -12,6 +12,8 @@ use proto::{Claim, Span, Timestamp, Wait};
 
 /// How long an orphan waits to be taken over. A standby needs milliseconds; this is for one that must be asked twice.
 pub(crate) const ORPHAN_MAX: Span = Wait::Orphan.bound();
+/// An orphan that nobody has taken over by then is one that the standbys do not know of: they hear the primary.
+const MISSING_AFTER: Span = Span::from_millis(250);
 
 /// What is to be done about a claim, or the lack of one.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,12 +39,16 @@ pub(crate) struct Allegiance {
     primary: Option<usize>,
     /// This life ends then.
     until: Option<Timestamp>,
+    /// When the primary will have been lost for longer than a takeover takes, and whether it has been.
+    missing_at: Option<Timestamp>,
+    is_missing: bool,
 }
 
 impl Allegiance {
     /// Nobody is obeyed, of so many schedulers.
     pub(crate) fn new(schedulers: usize) -> Self {
-        Self { is_alone: schedulers < 2, obeys: Claim::default(), primary: None, until: None }
+        let (until, missing_at) = (None, None);
+        Self { is_alone: schedulers < 2, obeys: Claim::default(), primary: None, until, missing_at, is_missing: false }
     }
 
     /// Whom we obey, or obeyed last.
@@ -58,6 +64,11 @@ impl Allegiance {
     /// The session that is obeyed and up.
     pub(crate) fn primary(&self) -> Option<usize> {
         self.primary
+    }
+
+    /// Whether the primary has been lost for longer than a takeover takes.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.is_missing
     }
 
     /// A scheduler has given us an id. If no primary takes us by it soon, another must be asked for one.
@@ -79,7 +90,7 @@ impl Allegiance {
         }
         if is_higher {
             self.obeys = claim;
-            self.until = None;
+            (self.until, self.missing_at, self.is_missing) = (None, None, false);
             return Verdict::Obey { former: self.primary.replace(session) };
         }
         if self.has_obeyed() && claim == self.obeys && self.primary.is_none() {
@@ -95,13 +106,14 @@ impl Allegiance {
         }
         if self.primary == Some(session) {
             self.primary = None;
-            self.until = Some(now + ORPHAN_MAX);
+            (self.until, self.missing_at) = (Some(now + ORPHAN_MAX), Some(now + MISSING_AFTER));
         }
         Verdict::Nothing
     }
 
     /// Ends the wait for a primary.
     pub(crate) fn handle_timeout(&mut self, now: Timestamp) -> Verdict {
+        self.is_missing |= self.missing_at.take_if(|at| *at <= now).is_some();
         match self.until {
             Some(until) if until <= now => {
                 Wait::Orphan.note_reached();
@@ -113,12 +125,13 @@ impl Allegiance {
 
     /// When [`Self::handle_timeout`] must be called.
     pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
-        self.until
+        self.missing_at.into_iter().chain(self.until).min()
     }
 
     /// A new life begins.
     pub(crate) fn start_over(&mut self) {
         (self.obeys, self.primary, self.until) = (Claim::default(), None, None);
+        (self.missing_at, self.is_missing) = (None, false);
     }
 }
 
@@ -203,8 +216,11 @@ mod tests {
         assert_eq!(allegiance.handle_left(NOW, 1), NONE, "a standby costs nothing");
         assert_eq!((allegiance.primary(), allegiance.poll_timeout()), (Some(0), None));
         assert_eq!(allegiance.handle_left(NOW, 0), NONE);
-        let until = NOW + ORPHAN_MAX;
-        assert_eq!((allegiance.primary(), allegiance.poll_timeout()), (None, Some(until)));
+        let (until, missing_at) = (NOW + ORPHAN_MAX, NOW + MISSING_AFTER);
+        assert_eq!((allegiance.primary(), allegiance.poll_timeout()), (None, Some(missing_at)));
+        assert_eq!((allegiance.handle_timeout(missing_at - Span(1)), allegiance.is_missing()), (NONE, false));
+        assert_eq!((allegiance.handle_timeout(missing_at), allegiance.is_missing()), (NONE, true));
+        assert_eq!(allegiance.poll_timeout(), Some(until));
         assert_eq!((allegiance.has_obeyed(), allegiance.obeys()), (true, claim(1, 5, 0)));
         assert_eq!(allegiance.handle_claim(1, claim(1, 4, 1)), NONE);
         assert_eq!(allegiance.handle_claim(1, claim(1, 0, 0)), NONE);
@@ -213,6 +229,7 @@ mod tests {
         assert_eq!(allegiance.handle_timeout(until - Span(1)), NONE);
         assert!(matches!(allegiance.handle_timeout(until), Verdict::StartOver(_)));
         assert_eq!(allegiance.handle_claim(0, claim(1, 6, 0)), obey(None), "the same scheduler, in another epoch");
+        assert!(!allegiance.is_missing());
         assert_eq!((allegiance.handle_timeout(until), allegiance.poll_timeout()), (NONE, None));
     }
 

@@ -170,11 +170,13 @@ pub struct Core {
     outputs: VecDeque<Output>,
 }
 
-/// What schedulers say of models, of which there may be thousands.
+/// What schedulers say of models, of which there may be thousands, and of backends, which may give a task back as often
+/// as it is planned there.
 #[derive(Debug, Default)]
 struct Told {
     offered: Notes,
     lacking: Notes,
+    doubted: Notes,
 }
 
 impl Told {
@@ -185,6 +187,9 @@ impl Told {
         }
         if let Some((count, last)) = self.lacking.poll_line(now) {
             tracing::warn!(count, "backends offer what our repository lacks; the last one: {last}");
+        }
+        if let Some((count, last)) = self.doubted.poll_line(now) {
+            tracing::warn!(count, "tasks of backends are asked about; the last ones: {last}");
         }
     }
 }
@@ -264,10 +269,12 @@ impl Core {
         self.is_drained
     }
 
-    /// Whether requests for some model can be taken, or could, had clients not unloaded all of them.
+    /// Whether requests for some model can be taken, or could, had clients not unloaded all of them. Who misses a
+    /// primary takes them, and is better given none.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.models.iter().any(|served| self.is_model_ready(served)) || self.has_nothing_to_serve()
+        let can_take = self.models.iter().any(|served| self.is_model_ready(served)) || self.has_nothing_to_serve();
+        can_take && !self.allegiance.is_missing()
     }
 
     /// Whether it has joined, and clients have unloaded all models that there are, if there are any.
@@ -646,7 +653,11 @@ impl Core {
             self.fences.push(Fence { connection: Some(connection), backend, tasks, links: Vec::new() });
             return;
         }
-        tracing::warn!("backend {} is fenced off, {} tasks are asked about", backend.0, tasks.len());
+        let (id, count) = (backend.0, tasks.len());
+        match up_to {
+            LinkId::NONE => self.told.doubted.note(format_args!("{count}, which backend {id} has given back")),
+            _ => self.told.doubted.note(format_args!("{count} of backend {id}, which is fenced off")),
+        }
         self.fence(Some(connection), (backend, up_to), tasks);
     }
 

@@ -10,13 +10,15 @@ from switch import CUT, Faults
 # How long frontends may be without an answer while the network is bad, or worse.
 BAD_S, WORSE_S = 0.75, 3.0
 FAULTS_FOR_S, CUT_FOR_S = 8.0, 5.0
-KILLS = 3
+KILLS, TRIES = 3, 3
 # What is sent again: after a loss, but on a busy machine also because an answer is late, `probes` above all.
 KINDS = (("retransmits_gap", "retransmits_timeout"), ("probes",), ("duplicate_requests",))
 # A loss of 20 % brings about so many at least, in FAULTS_FOR_S, and some times as many as there are with anybody else.
 RETRANSMITS_MIN, TIMES = 20, 4
 # Metrics are a second old at most.
 METRICS_S = 1.5
+# Whatever happens, no log grows by more than so many lines a second, but for what starts and takeovers say.
+LINES_PER_S, LINES_MORE = 20, 400
 
 
 @dataclass
@@ -97,9 +99,21 @@ def busy_backend(cluster):
 
 
 def cut(left, right, directions):
-    """Nothing passes between two members; `primary` and `standby` are the schedulers that are it at the time."""
+    """Nothing passes between two members; `primary` and `standby` are the schedulers that are it at the time. Once more
+    if it was the other way round later, as a busy machine makes them change places."""
 
     def run(cluster, control, verdict):
+        for _ in range(TRIES):
+            tried, epoch = Verdict(), cluster.epoch()
+            once(cluster, control, tried)
+            if cluster.epoch() == epoch:
+                break
+            cluster.wait_until_whole()
+            control.seen()
+        verdict.figures += tried.figures
+        verdict.failures += tried.failures
+
+    def once(cluster, control, verdict):
         primary = cluster.primary()
         [standby] = [name for name in cluster.named("scheduler") if name != primary]
         known = {"primary": primary, "standby": standby, "frontend": "frontend-0", "backend": busy_backend(cluster)}
@@ -238,9 +252,13 @@ def run_case(case, cluster, control):
     verdict = Verdict()
     try:
         cluster.wait_until_whole()
-        epoch = cluster.epoch()
+        began, epoch, lines = time.monotonic(), cluster.epoch(), cluster.lines()
         control.seen()
         case(cluster, control, verdict)
+        lines_max = LINES_PER_S * (time.monotonic() - began) + LINES_MORE
+        for name, count in cluster.lines().items():
+            grown = count - lines[name]
+            verdict.expect(grown <= lines_max, f"{name} logged {grown} lines, expected {lines_max:.0f} at most")
         if takeovers := cluster.epoch() - epoch:
             verdict.figures.append(f"{takeovers} takeovers")
     except Failed as reason:

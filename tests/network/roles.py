@@ -64,6 +64,10 @@ class Cluster:
     def log(self, name):
         return self.folder / f"{name}.log"
 
+    def lines(self):
+        """How many lines each member has logged."""
+        return {name: self.log(name).read_bytes().count(b"\n") for name in NUMBERS}
+
     def start(self, name):
         command = [self.binary, name.split("-")[0], "--supervised-by", str(os.getpid())]
         command = self.hosts[name].command(*command, "--config", self.folder / f"{name}.toml")
@@ -119,7 +123,8 @@ class Cluster:
                 return f"{scheduler} does not answer"
             primaries += seen["is_primary"]
             for kind in ("backend", "frontend"):
-                serving = sorted(row["name"] for row in seen[f"{kind}s"] if row["state"] == "serving")
+                # One that came back before its former connection was missed is called by its id, too.
+                serving = sorted(row["name"].split("#")[0] for row in seen[f"{kind}s"] if row["state"] == "serving")
                 if serving != self.named(kind):
                     return f"{scheduler} knows of {kind}s that serve: {', '.join(serving) or 'none'}"
         if primaries != 1:
