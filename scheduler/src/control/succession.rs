@@ -39,6 +39,8 @@ const ASK_AGAIN: Span = Span::from_millis(100);
 const EXCHANGES: u32 = 8;
 /// The pause until the next such estimate.
 const SYNC_INTERVAL: Span = Span::from_millis(1_000);
+/// What is believed at most of how long it takes to READ a heartbeat.
+const READ_TAKES_MAX: Span = Span::from_millis(100);
 /// How wrong the first such estimate may be.
 const CLOCK_ERROR_MAX: Span = Span::from_millis(1);
 /// Two clocks differ by no more than one part in so many.
@@ -101,8 +103,18 @@ struct Peer {
     beat: Option<(u64, Timestamp)>,
     /// When its heartbeat is READ next; `None` while that is under way.
     look_at: Option<Timestamp>,
+    /// Since when that is under way, and how long the last one took that has found it beating.
+    read_at: Option<Timestamp>,
+    read_takes: Span,
     /// It was dialled in vain since our start.
     has_failed: bool,
+}
+
+impl Peer {
+    /// When its heart has stood still for so long. What we READ is as old as the way is long.
+    fn stands_at(&self, suspect: Span) -> Option<Timestamp> {
+        self.beat.map(|(_, since)| since + suspect + self.read_takes)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,6 +169,8 @@ impl Succession {
             claim: Claim::default(),
             beat: None,
             look_at: Some(Timestamp::PAST),
+            read_at: None,
+            read_takes: Span::ZERO,
             has_failed: false,
         };
         let mut new = Self {
@@ -254,6 +268,7 @@ impl Succession {
             peer.state = PeerState::Up;
             peer.backoff.handle_success();
             (peer.beat, peer.look_at) = (None, Some(now));
+            (peer.read_at, peer.read_takes) = (None, Span::ZERO);
         }
         peer.claim = claim;
         self.handle_claim(claim);
@@ -393,6 +408,7 @@ impl Succession {
                 *until += offset;
             }
             peer.look_at = peer.look_at.map(|at| if at == Timestamp::PAST { at } else { at + offset });
+            peer.read_at = peer.read_at.map(|at| at + offset);
             peer.beat = peer.beat.map(|(beat, since)| (beat, since + offset));
         }
         self.started_at = self.started_at.map(|at| at + offset);
@@ -402,9 +418,10 @@ impl Succession {
     pub(super) fn handle_heartbeat(&mut self, now: Timestamp, rank: u16, beat: Option<u64>) {
         let Some(peer) = self.peers.get_mut(usize::from(rank)) else { return };
         peer.look_at = Some(now + self.config.beat_interval());
+        let took = peer.read_at.take().map_or(Span::ZERO, |at| now - at);
         let is_new = beat.is_some() && beat != peer.beat.map(|(last, _)| last);
         if let Some(beat) = beat.filter(|_| is_new) {
-            peer.beat = Some((beat, now));
+            (peer.beat, peer.read_takes) = (Some((beat, now)), took.min(READ_TAKES_MAX));
             if self.primary == Some(rank) && self.suspicion.take().is_some() {
                 tracing::info!(scheduler = rank, "the primary is there again");
             }
@@ -517,11 +534,11 @@ impl Succession {
         }
         let peer = &mut self.peers[usize::from(rank)];
         if peer.look_at.is_some_and(|at| at <= now) {
-            peer.look_at = None;
+            (peer.look_at, peer.read_at) = (None, Some(now));
             self.outputs.push_back(SuccessionOutput::ReadHeartbeat(rank));
         }
-        let (_, since) = *peer.beat.get_or_insert((0, now));
-        if since + self.config.suspect <= now && self.is_synced {
+        peer.beat.get_or_insert((0, now));
+        if peer.stands_at(self.config.suspect).is_some_and(|at| at <= now) && self.is_synced {
             self.suspect(now);
         }
     }
@@ -550,7 +567,7 @@ impl Succession {
         let suspicion = self.suspicion.map(|suspicion| suspicion.asked.map_or(suspicion.ask_at, |(_, until)| until));
         let watching = self.primary.map(|rank| {
             let peer = &self.peers[usize::from(rank)];
-            let stands = peer.beat.filter(|_| suspicion.is_none()).map(|(_, since)| since + self.config.suspect);
+            let stands = peer.stands_at(self.config.suspect).filter(|_| suspicion.is_none());
             [peer.look_at, stands].into_iter().flatten().fold(self.clock.poll_timeout(), Timestamp::min)
         });
         let founding = match (self.primary, self.started_at) {
@@ -637,6 +654,28 @@ mod tests {
             assert_eq!(outputs(&mut standby, at(14)).contains(&SuccessionOutput::TakeOver), takes_over);
             assert_eq!(standby.claim().epoch, if takes_over { THEIRS.epoch.next_of(1) } else { Epoch::NONE });
         }
+    }
+
+    #[test]
+    fn a_heart_that_is_far_away_is_not_suspected_for_that() {
+        let mut standby = following();
+        let asks = |standby: &mut Succession, ms| outputs(standby, at(ms)).contains(&SuccessionOutput::AskMembers);
+        let reads = |standby: &mut Succession, ms| {
+            assert!(outputs(standby, at(ms)).contains(&SuccessionOutput::ReadHeartbeat(0)), "after {ms} ms");
+        };
+        reads(&mut standby, 3);
+        for beat in 1..100 {
+            let came = 23 * beat;
+            standby.handle_heartbeat(at(came), 0, Some(beat as u64));
+            reads(&mut standby, came + 3);
+            assert!(!asks(&mut standby, came + 22), "heartbeat {beat}");
+        }
+        // The last one was READ in 20 ms, at 2277; the next one does not come.
+        assert!(!asks(&mut standby, 2_306) && asks(&mut standby, 2_307));
+        // What took longer than any network is not believed.
+        standby.handle_heartbeat(at(9_000), 0, Some(100));
+        reads(&mut standby, 9_003);
+        assert!(!asks(&mut standby, 9_109) && asks(&mut standby, 9_110));
     }
 
     #[test]
