@@ -49,6 +49,7 @@ use places::{Opened, PlaceId};
 use socket::Socket;
 
 pub(crate) mod activity;
+mod last_call;
 pub(crate) mod places;
 mod socket;
 
@@ -107,8 +108,12 @@ pub async fn serve(listener: TcpListener, server: Rc<Server>) -> io::Result<()> 
             }
         }
     }
-    // Who waits to be accepted would be reset with the listener. Once it is closed, a successor can have its address.
+    // Once it is closed, a successor can have its address.
     let listener = listener.into_std()?;
+    if let Err(error) = last_call::keep_newcomers_out(&listener) {
+        tracing::debug!("who connects at the very end may be reset: {error}");
+    }
+    tokio::time::sleep(last_call::HANDSHAKES).await;
     while let Ok((stream, from)) = listener.accept() {
         stream.set_nonblocking(true)?;
         connections.spawn_local(connection(Rc::clone(&server), TcpStream::from_std(stream)?, from.ip()));
