@@ -374,6 +374,26 @@ mod tests {
         assert!(!accepts.may(now + SECOND) && accepts.may(now + SECOND + SECOND));
     }
 
+    /// A client of HTTP/2 whose frames ask for nothing.
+    #[test]
+    fn a_flood_of_frames_ends_its_connection_alone() {
+        let (_listener, address, vitals) = start();
+        vitals.set_ready(Ok(()));
+        let mut flood = TcpStream::connect(address).unwrap();
+        flood.set_read_timeout(Some(PATIENCE)).unwrap();
+        flood.set_write_timeout(Some(PATIENCE)).unwrap();
+        let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        flood.write_all(&[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat()).unwrap();
+        let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        // It may be cut off in the middle.
+        let _ = flood.write_all(&ping.repeat(10_000));
+        assert_eq!(checked(address, &[""]), [Ok(1)]);
+        let mut answered = Vec::new();
+        let ended = flood.read_to_end(&mut answered);
+        assert!(!ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "it was not ended");
+        assert!(answered.len() < 17 * 2_000, "{}", answered.len());
+    }
+
     /// All addresses had one share: 150 silent connections a second of one kept the scrapers of others out.
     #[test]
     fn an_address_that_connects_often_keeps_no_other_out() {
