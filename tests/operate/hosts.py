@@ -32,6 +32,13 @@ def ip(*words):
     subprocess.run(["ip", *words], check=True)
 
 
+def name_of(pid):
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""  # It has ended.
+
+
 class Hosts:
     """Hosts of these names on these networks: `{"": "10.78.0"}` gives the first one 10.78.0.1, which is its name's; an
     address of the network "-ib" is that of its name with "-ib" behind it."""
@@ -76,7 +83,7 @@ class Hosts:
     def processes(self, name, command):
         """Those of a command on a host."""
         pids = subprocess.run(["ip", "netns", "pids", self.space(name)], capture_output=True, text=True).stdout.split()
-        return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == command]
+        return [pid for pid in pids if name_of(pid) == command]
 
     def end(self):
         for name in self.names:
