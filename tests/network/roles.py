@@ -123,8 +123,7 @@ class Cluster:
                 return f"{scheduler} does not answer"
             primaries += seen["is_primary"]
             for kind in ("backend", "frontend"):
-                # One that came back before its former connection was missed is called by its id, too.
-                serving = sorted(row["name"].split("#")[0] for row in seen[f"{kind}s"] if row["state"] == "serving")
+                serving = sorted(row["name"] for row in seen[f"{kind}s"] if row["state"] == "serving")
                 if serving != self.named(kind):
                     return f"{scheduler} knows of {kind}s that serve: {', '.join(serving) or 'none'}"
         if primaries != 1:

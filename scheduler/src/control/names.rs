@@ -16,8 +16,8 @@ impl Names {
             Member::Frontend(id) => ("frontend", id.0),
             Member::Backend(id) => ("backend", id.0),
         };
-        let is_same = |other: &Member| std::mem::discriminant(other) == std::mem::discriminant(&member);
-        let is_taken = self.0.iter().any(|(other, taken)| *other != member && is_same(other) && *taken == name);
+        let is_taken =
+            self.0.iter().any(|(other, taken)| *other != member && is_alike(other, &member) && *taken == name);
         let shown = if is_taken { format!("{name}#{id}") } else { name.clone() };
         if is_taken {
             tracing::warn!(
@@ -27,9 +27,13 @@ impl Names {
         self.0.insert(member, shown);
     }
 
-    /// It has left.
+    /// It has left. One that has come back before that was noticed is called by its name alone from now on.
     pub(super) fn remove(&mut self, member: Member) {
-        self.0.remove(&member);
+        let Some(name) = self.0.remove(&member) else { return };
+        let has_id = |shown: &str| shown.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('#'));
+        if let Some((_, shown)) = self.0.iter_mut().find(|(other, shown)| is_alike(other, &member) && has_id(shown)) {
+            *shown = name;
+        }
     }
 
     /// Who is called so.
@@ -41,6 +45,11 @@ impl Names {
     pub(super) fn of(&self, member: Member) -> Option<&str> {
         self.0.get(&member).map(String::as_str)
     }
+}
+
+/// Whether both are frontends, or backends.
+fn is_alike(one: &Member, other: &Member) -> bool {
+    std::mem::discriminant(one) == std::mem::discriminant(other)
 }
 
 /// Whether a member may call itself so.
@@ -72,10 +81,14 @@ mod tests {
             [MemberKind::Frontend, MemberKind::Backend].map(|kind| names.find(kind, "a")),
             [frontend, one].map(Some)
         );
+        names.remove(frontend);
+        assert_eq!(shown(&names)[1].as_deref(), Some("a#4"), "backends are called as before");
         names.remove(one);
+        assert_eq!(shown(&names), [None, Some("a".to_owned()), None]);
+        assert_eq!(names.find(MemberKind::Backend, "a"), Some(other));
         // It joins again.
         names.add(other, "a".to_owned());
-        assert_eq!(shown(&names), [None, Some("a"), Some("a")].map(|name| name.map(str::to_owned)));
+        assert_eq!(shown(&names), [None, Some("a".to_owned()), None]);
         assert_eq!((check("a"), check(""), check("a#4")), (Ok(()), Err(0), Err(3)));
     }
 }
