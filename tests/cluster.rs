@@ -6,6 +6,8 @@
 mod failover;
 #[path = "cluster/files.rs"]
 mod files;
+#[path = "cluster/graphs.rs"]
+mod graphs;
 #[path = "common/http.rs"]
 mod http;
 #[path = "cluster/later.rs"]

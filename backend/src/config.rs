@@ -326,14 +326,15 @@ impl Config {
     ///
     /// # Errors
     /// If one of these keys names something that there is not.
-    pub fn place(&self, Repository { models, refused }: Repository) -> Result<Vec<Placed>, BackendError> {
+    pub fn place(&self, Repository { models, ensembles, refused }: Repository) -> Result<Vec<Placed>, BackendError> {
         self.gpus.check()?;
         self.onnxruntime.check()?;
         if let Some(found) = self.staging_bytes.filter(|&bytes| bytes > STAGING_BYTES_MAX) {
             let text = format!("staging_bytes: found {found}, expected at most {STAGING_BYTES_MAX}");
             return Err(BackendError::Config(text));
         }
-        let names = || models.iter().map(|model| &model.name).chain(refused.iter().map(|refused| &refused.name));
+        let served = || models.iter().chain(&ensembles).map(|model| &model.name);
+        let names = || served().chain(refused.iter().map(|refused| &refused.name));
         if let Some(unknown) =
             self.placement.keys().find(|&placed| placed != OTHERS && names().all(|name| name != placed))
         {
@@ -363,10 +364,15 @@ impl Config {
         Ok(placed)
     }
 
-    /// Whether a model is loaded from the start.
+    /// Whether a model is loaded from the start: all are, or it is named, or an ensemble that is asks it.
     #[must_use]
-    pub fn loads_at_start(&self, name: &str) -> bool {
-        self.load_models.as_ref().is_none_or(|models| models.iter().any(|model| model == name))
+    pub fn loads_at_start(&self, name: &str, ensembles: &[Model]) -> bool {
+        let Some(named) = &self.load_models else { return true };
+        let asks = |face: &Model| {
+            let steps = face.ensemble().into_iter().flat_map(|ensemble| &ensemble.steps);
+            named.contains(&face.name) && steps.clone().any(|step| step.model == name)
+        };
+        named.iter().any(|model| model == name) || ensembles.iter().any(asks)
     }
 
     /// Applies `gpus`, `placement`, `emulate` and memory to one model; `None` if no GPU is to host it.
@@ -466,13 +472,13 @@ mod tests {
 
     /// The models, and one that is refused.
     fn only(model: Model) -> Repository {
-        Repository { models: vec![model], refused: Vec::new() }
+        Repository { models: vec![model], ..Repository::default() }
     }
 
     fn repository() -> Repository {
         let reason = "bad/config.pbtxt: dims: found 0".into();
         let refused = repository::Refused { name: "bad".into(), version: String::new(), reason };
-        Repository { models: models(), refused: vec![refused] }
+        Repository { models: models(), refused: vec![refused], ..Repository::default() }
     }
 
     fn placed(text: &str) -> Result<Vec<(String, Vec<u32>)>, String> {
@@ -646,7 +652,7 @@ mod tests {
         for (model, bytes) in models.iter_mut().zip([80_000_000, 50_000_000]) {
             model.weights.bytes = Some(bytes);
         }
-        let repository = Repository { models, refused: Vec::new() };
+        let repository = Repository { models, ..Repository::default() };
         config(text).unwrap().place(repository).map_err(|error| error.to_string())
     }
 
@@ -696,7 +702,7 @@ mod tests {
 
     #[test]
     fn models_may_be_loaded_later() {
-        let loads = |text: &str| ["a", "b"].map(|name| config(text).unwrap().loads_at_start(name));
+        let loads = |text: &str| ["a", "b"].map(|name| config(text).unwrap().loads_at_start(name, &[]));
         assert_eq!(
             (loads(""), loads("load_models = ['b']"), loads("load_models = []")),
             ([true; 2], [false, true], [false; 2])

@@ -88,7 +88,9 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let (schedulers, secrets) = (config.scheduler_list()?, config.network.secrets()?);
     tracing::info!(name = config.network.member_name(), "the backend starts");
     let stamps = Stamps::of(&config.repository)?;
-    let models = config.place(repository::load(&config.repository)?.checked(config.strict)?)?;
+    let found = repository::load(&config.repository)?.checked(config.strict)?;
+    let ensembles = found.ensembles.clone();
+    let models = config.place(found)?;
     let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
     let vitals = Vitals::default();
     let name = config.network.member_name();
@@ -101,7 +103,7 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let uses_gpus = config.executor == Processor::Cuda || models.iter().any(|placed| is_on_gpus(&placed.model));
     // A model that clients unload, or have yet to load, may be loaded whatever happened meanwhile.
     let shapes: Vec<ModelShape> = models.iter().map(|placed| ModelShape::from(&placed.model)).collect();
-    let models = models.into_iter().filter(|placed| config.loads_at_start(&placed.model.name)).collect();
+    let models = models.into_iter().filter(|placed| config.loads_at_start(&placed.model.name, &ensembles)).collect();
     let (mut models, not_loaded) = load_all(&means, (config, &stamps), models)?;
     config.check_pinned(models.iter().map(|model| model.claim()))?;
     let store = config.load_files.as_deref().map(Store::open).transpose()?;

@@ -57,6 +57,12 @@ pub fn load(
         repository::Executor::Process { program, .. } => {
             Arc::new(Process::load(model, program, gpu_indexes.len(), programs)?)
         }
+        repository::Executor::Ensemble(_) => {
+            return Err(ExecutorError(format!(
+                "{}: found an ensemble, expected a model: no backend runs it",
+                model.name
+            )));
+        }
     })
 }
 

@@ -1,11 +1,11 @@
 //! The frontend inside another program: the same admission, slots and replies without HTTP.
 #![allow(clippy::disallowed_methods)] // A driver: the core has a thread of its own.
 
-use std::{rc::Rc, sync::Arc, thread::JoinHandle};
+use std::{pin::Pin, rc::Rc, sync::Arc, thread::JoinHandle};
 
 use bytes::Bytes;
 use proto::Span;
-use repository::DataType;
+use repository::{DataType, Model};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
@@ -14,11 +14,14 @@ use crate::{
     drive::{Frontend, FrontendError},
     error::InferError,
     request::{self, InputTensor},
-    tasks::Timing,
+    tasks::{Reply, Timing},
 };
 
 /// Calls that wait to be looked at by the frontend's thread; more of them make callers wait.
 const CALLS_MAX: usize = 1024;
+
+/// Answers a request on the frontend's thread.
+pub type Answer = fn(Rc<Desk>, Infer) -> Pin<Box<dyn Future<Output = Result<Inferred, InferError>>>>;
 
 /// A handle to a frontend that runs on a thread of its own. Cheap to clone; when the last clone is dropped, the thread
 /// ends.
@@ -72,6 +75,14 @@ impl Client {
     /// # Errors
     /// As [`Frontend::open`].
     pub fn start(config: Config) -> Result<Self, FrontendError> {
+        Self::start_answering(config, |desk, infer| Box::pin(self::answer(desk, infer)))
+    }
+
+    /// The same, where requests are answered so: a crate above this one knows more than models.
+    ///
+    /// # Errors
+    /// As [`Frontend::open`].
+    pub fn start_answering(config: Config, answer: Answer) -> Result<Self, FrontendError> {
         let (calls, queue) = mpsc::channel(CALLS_MAX);
         let (opened, wait_opened) = crossbeam_channel::bounded(1);
         let thread = std::thread::Builder::new().name("frontend".to_owned()).spawn(move || {
@@ -82,7 +93,7 @@ impl Client {
             };
             let desk = frontend.desk();
             let _ = opened.send(Ok(()));
-            if let Err(error) = frontend.run(take_calls(desk, queue)) {
+            if let Err(error) = frontend.run(take_calls(desk, queue, answer)) {
                 tracing::error!("the frontend ended: {error}");
             }
         })?;
@@ -144,14 +155,14 @@ impl Client {
 }
 
 /// Takes calls until the last client is gone.
-async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>) {
+async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>, by: Answer) {
     while let Some(call) = calls.recv().await {
         match call {
             Call::Infer { infer, mut answer } => {
                 let desk = Rc::clone(&desk);
                 tokio::task::spawn_local(async move {
                     tokio::select! {
-                        result = self::infer(&desk, infer) => drop(answer.send(result)),
+                        result = by(desk, infer) => drop(answer.send(result)),
                         () = answer.closed() => {}
                     }
                 });
@@ -161,23 +172,42 @@ async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>) {
     }
 }
 
-async fn infer(desk: &Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
+/// Answers a request of a model.
+///
+/// # Errors
+/// Why there is no answer.
+pub async fn answer(desk: Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
     let Infer { model, inputs, slo } = infer;
     let (index, model) = desk.with_model(&model, None, |index, served, _| (index, Rc::clone(&served.model)))?;
+    let checked = request::check(&model, index, inputs, objective(&model, slo)?)?;
+    Ok(Inferred::of(&model, &desk.submit(&checked)?.wait().await?))
+}
+
+/// The objective of a request that asks for this one, or for the model's own.
+///
+/// # Errors
+/// If it is none.
+pub fn objective(model: &Model, asked: Option<Span>) -> Result<Span, InferError> {
     let own = || model.queue.objective(model.priorities.of(0), None, model.slo);
-    let slo = match slo.unwrap_or_else(own) {
-        Span::ENDLESS => Span::ENDLESS,
-        slo => request::slo_from_micros(slo.0 / 1000)?,
-    };
-    let checked = request::check(&model, index, inputs, slo)?;
-    let reply = desk.submit(&checked)?.wait().await?;
-    let outputs = model.outputs.iter().zip(&reply.outputs).enumerate().map(|(index, (tensor, data))| OutputTensor {
-        name: tensor.name.clone(),
-        datatype: tensor.datatype,
-        shape: reply.shape(&model, index),
-        data: data.clone(),
-    });
-    Ok(Inferred { outputs: outputs.collect(), timing: reply.timing })
+    match asked.unwrap_or_else(own) {
+        Span::ENDLESS => Ok(Span::ENDLESS),
+        slo => request::slo_from_micros(slo.0 / 1000),
+    }
+}
+
+impl Inferred {
+    /// A model's reply with the names of its outputs.
+    #[must_use]
+    pub fn of(model: &Model, reply: &Reply) -> Self {
+        let outputs = model.outputs.iter().zip(&reply.outputs).enumerate();
+        let outputs = outputs.map(|(index, (tensor, data))| OutputTensor {
+            name: tensor.name.clone(),
+            datatype: tensor.datatype,
+            shape: reply.shape(model, index),
+            data: data.clone(),
+        });
+        Self { outputs: outputs.collect(), timing: reply.timing }
+    }
 }
 
 /// Waits for the thread's end, which follows from the end of the channel.

@@ -216,7 +216,8 @@ impl Core {
     pub fn new(config: CoreConfig, models: Vec<repository::Model>) -> Result<Self, ArenaTooSmall> {
         assert!(config.schedulers > 0, "the configuration names a scheduler");
         let models = ModelTable::new(models);
-        let sizes: Vec<SlotSize> = models.iter().map(|served| served.slot_size).collect();
+        let with_slots = models.iter().filter(|served| !served.is_ensemble());
+        let sizes: Vec<SlotSize> = with_slots.map(|served| served.slot_size).collect();
         let tasks = Tasks::new(config.arena_bytes, &sizes)?;
         let arena = LinkWelcome { guards_offset: tasks.guards_offset() as u64, ..config.arena };
         Ok(Self {
@@ -279,7 +280,8 @@ impl Core {
 
     /// Whether it has joined, and clients have unloaded all models that there are, if there are any.
     fn has_nothing_to_serve(&self) -> bool {
-        self.is_joined() && self.models.iter().all(|served| served.state == ModelState::Unloaded)
+        let mut models = self.models.iter().filter(|served| !served.is_ensemble());
+        self.is_joined() && models.all(|served| served.state == ModelState::Unloaded)
     }
 
     /// Whether a scheduler is there, and its clock known.
@@ -290,7 +292,28 @@ impl Core {
     /// Whether requests for this model can be taken.
     #[must_use]
     pub fn is_model_ready(&self, served: &ServedModel) -> bool {
-        self.is_joined() && served.offer.is_some_and(|offer| offer.gpus > 0)
+        match served.is_ensemble() {
+            true => self.is_joined() && self.reason_against_ensemble(served).is_none(),
+            false => self.is_joined() && served.offer.is_some_and(|offer| offer.gpus > 0),
+        }
+    }
+
+    /// Why requests for an ensemble cannot be taken, if so: clients have unloaded it, or one of its members cannot be
+    /// asked.
+    #[must_use]
+    pub fn reason_against_ensemble(&self, served: &ServedModel) -> Option<String> {
+        if matches!(served.state, ModelState::Unloading | ModelState::Unloaded) {
+            return Some("unloaded".to_owned());
+        }
+        if let Err(reason) = self.models.check_members(&served.model) {
+            return Some(reason);
+        }
+        let steps = served.model.ensemble().into_iter().flat_map(|ensemble| &ensemble.steps);
+        steps.into_iter().find_map(|step| {
+            let (_, member) = self.models.member(&step.model, step.version.as_deref())?;
+            let error = self.offer(member).err()?;
+            Some(format!("its step '{}' is not ready: {error}", step.model))
+        })
     }
 
     /// What was counted since the start.
@@ -380,13 +403,7 @@ impl Core {
         let (frontend, scheduler_now) = self.admits_as().zip(self.to_scheduler(now)).ok_or(InferError::NoScheduler)?;
         let served = self.models.get(request.model);
         let model = || served.model.name.clone();
-        let offer = served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
-            ModelState::Unloading | ModelState::Unloaded => InferError::Unloaded { model: model() },
-            ModelState::Serving | ModelState::Loading => match self.models.reason_against(&served.model) {
-                Some(reason) => InferError::NotLoaded { model: model(), reason: reason.to_owned() },
-                None => InferError::NoBackend { model: model() },
-            },
-        })?;
+        let offer = self.offer(served)?;
         if request.inputs.is_empty() && (served.slot_size.input_bytes as usize) < GUARD_BYTES {
             let (found, name) = (served.slot_size.input_bytes, &served.model.name);
             let text = format!("inputs: found none yet, expected all for model '{name}', which has {found} bytes");
@@ -404,6 +421,21 @@ impl Core {
             return Err(InferError::NoScheduler);
         }
         self.tasks.admit(AdmitInstants { now, scheduler_now }, frontend, (served, offer), request, arena)
+    }
+
+    /// What backends offer of a model.
+    ///
+    /// # Errors
+    /// Why none does.
+    pub fn offer(&self, served: &ServedModel) -> Result<Offer, InferError> {
+        let model = || served.model.name.clone();
+        served.offer.filter(|offer| offer.gpus > 0).ok_or_else(|| match served.state {
+            ModelState::Unloading | ModelState::Unloaded => InferError::Unloaded { model: model() },
+            ModelState::Serving | ModelState::Loading => match self.models.reason_against(&served.model) {
+                Some(reason) => InferError::NotLoaded { model: model(), reason: reason.to_owned() },
+                None => InferError::NoBackend { model: model() },
+            },
+        })
     }
 
     /// Step 2 for a request that was admitted without inputs: they are as in [`CheckedRequest`]. They may come too
@@ -450,8 +482,9 @@ impl Core {
     pub fn handle_model_read(&mut self, name: &str, versions: Result<Vec<repository::Model>, String>) -> Vec<usize> {
         let versions = versions.and_then(|versions| {
             let size = |model: &repository::Model| SlotSize::new(model.input_bytes(), model.output_bytes());
-            versions.iter().try_for_each(|model| self.tasks.make_room(size(model)))?;
-            self.models.check_room(&versions).map(|()| versions)
+            let mut with_slots = versions.iter().filter(|model| model.ensemble().is_none());
+            with_slots.try_for_each(|model| self.tasks.make_room(size(model)))?;
+            self.models.check(&versions).map(|()| versions)
         });
         let result = versions.as_ref().map(|_| ()).map_err(String::clone);
         if !self.changes.handle_read(name, &result) {

@@ -1,7 +1,14 @@
 //! The core, its arena and those who wait for replies, shared by the parts of one thread: the transport's loop, the
 //! in-process client, and what serves others. A request costs no hop between threads.
 
-use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, btree_map::Entry},
+    future::poll_fn,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+};
 
 use proto::{
     Brought, ChangeId, Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason,
@@ -52,6 +59,8 @@ pub struct Desk {
 
 struct State {
     core: Core,
+    /// Requests for ensembles that are under way, by index in the model table.
+    graphs: BTreeMap<usize, usize>,
     waiting: BTreeMap<RequestId, Waiting>,
     changing: BTreeMap<ChangeId, oneshot::Sender<Result<(), InferError>>>,
 }
@@ -70,6 +79,14 @@ pub struct PendingReply {
     reply: oneshot::Receiver<Result<Reply, InferError>>,
 }
 
+/// A request for an ensemble that is under way. Dropping it means that it was cancelled.
+pub struct Counted {
+    desk: Rc<Desk>,
+    model: usize,
+    began: Timestamp,
+    is_ended: bool,
+}
+
 impl Desk {
     /// A desk over this core, whose slots lie in `arena`, told the time by `clock`. The observer is told of every model
     /// at once.
@@ -83,7 +100,8 @@ impl Desk {
         for (index, served) in core.models().iter().enumerate() {
             observer.handle_model(index, &served.model);
         }
-        let state = RefCell::new(State { core, waiting: BTreeMap::new(), changing: BTreeMap::new() });
+        let state =
+            RefCell::new(State { core, graphs: BTreeMap::new(), waiting: BTreeMap::new(), changing: BTreeMap::new() });
         Rc::new(Self { state, arena, clock, wake: Notify::new(), observer })
     }
 
@@ -118,8 +136,9 @@ impl Desk {
     /// Requests without an answer yet, by their model's index in the model table; models without any are left out.
     #[must_use]
     pub fn pending(&self) -> BTreeMap<usize, usize> {
-        let mut pending = BTreeMap::new();
-        for waiting in self.state.borrow().waiting.values() {
+        let state = self.state.borrow();
+        let mut pending = state.graphs.clone();
+        for waiting in state.waiting.values() {
             *pending.entry(waiting.model).or_default() += 1;
         }
         pending
@@ -138,6 +157,18 @@ impl Desk {
         state.waiting.insert(id, Waiting { model, admitted_at: now, sender });
         self.wake.notify_one();
         Ok(PendingReply { desk: Rc::clone(self), request: id, reply })
+    }
+
+    /// Counts a request for an ensemble, whose steps are submitted each for itself, until it [ends](Counted::end).
+    #[must_use]
+    pub fn count(self: &Rc<Self>, ensemble: usize) -> Counted {
+        *self.state.borrow_mut().graphs.entry(ensemble).or_default() += 1;
+        Counted { desk: Rc::clone(self), model: ensemble, began: self.now(), is_ended: false }
+    }
+
+    /// A request for an ensemble was refused before it was under way.
+    pub fn handle_refused(&self, ensemble: usize, error: &InferError) {
+        self.observer.handle_failure(self.now(), ensemble, Span::ZERO, error);
     }
 
     /// Loads a model, perhaps with something brought along instead of what the repository has, or unloads it, and waits
@@ -232,7 +263,7 @@ impl PendingReply {
     }
 
     /// The inputs of a request that was submitted without do not come, for this reason: it ends.
-    pub fn fail(self, error: &InferError) {
+    pub fn fail(&self, error: &InferError) {
         self.end(error);
     }
 
@@ -259,7 +290,46 @@ impl PendingReply {
     /// # Errors
     /// Why it has no answer.
     pub async fn ended(&mut self) -> Result<Reply, InferError> {
-        (&mut self.reply).await.unwrap_or(Err(InferError::ShuttingDown))
+        poll_fn(|context| self.poll_ended(context)).await
+    }
+
+    /// The same for whoever waits for several.
+    ///
+    /// # Errors
+    /// Why it has no answer.
+    pub fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Result<Reply, InferError>> {
+        Pin::new(&mut self.reply).poll(context).map(|ended| ended.unwrap_or(Err(InferError::ShuttingDown)))
+    }
+}
+
+impl Counted {
+    /// It has ended so.
+    pub fn end(mut self, result: &Result<Reply, InferError>) {
+        self.on_ended(result.as_ref());
+    }
+
+    fn on_ended(&mut self, result: Result<&Reply, &InferError>) {
+        self.is_ended = true;
+        let Self { desk, model, began, .. } = self;
+        if let Entry::Occupied(mut under_way) = desk.state.borrow_mut().graphs.entry(*model) {
+            *under_way.get_mut() -= 1;
+            if *under_way.get() == 0 {
+                under_way.remove();
+            }
+        }
+        let now = desk.now();
+        match result {
+            Ok(reply) => desk.observer.handle_success(now, *model, reply),
+            Err(error) => desk.observer.handle_failure(now, *model, now - *began, error),
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            self.on_ended(Err(&InferError::Dropped(DropReason::Cancelled)));
+        }
     }
 }
 

@@ -105,7 +105,8 @@ impl Frontend {
             let found = format!("schedulers: found {link}, which is this frontend's own `link`");
             return Err(FrontendError::Config(format!("{found}, expected schedulers only")));
         }
-        let Repository { models, refused } = repository::load(&config.repository)?.checked(config.strict)?;
+        let Repository { mut models, ensembles, refused } =
+            repository::load(&config.repository)?.checked(config.strict)?;
         let store = config.load_files.as_deref().map(Store::open).transpose()?;
         let bytes = config.arena_bytes.unwrap_or_else(|| arena::bytes_for(&models, Memory::here()));
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
@@ -136,6 +137,8 @@ impl Frontend {
             schedulers: schedulers.len(),
             token_seed: rand::random(),
         };
+        // They take no slots of their own.
+        models.extend(ensembles);
         let mut core = Core::new(core, models)?;
         refused.into_iter().for_each(|refused| core.handle_refused(refused));
         let clock = Clock::start();

@@ -119,6 +119,27 @@ pub enum InferError {
     /// The frontend is shutting down.
     #[error("the frontend is shutting down")]
     ShuttingDown,
+    /// A step of an ensemble failed. It begins as Triton says it.
+    #[error("in ensemble '{ensemble}', {cause} (in its step '{step}')")]
+    InEnsemble {
+        /// The ensemble.
+        ensemble: String,
+        /// The step's model.
+        step: String,
+        /// Why that failed.
+        cause: Box<Self>,
+    },
+}
+
+impl InferError {
+    /// What happened, wherever: of an ensemble the reason of the step that failed.
+    #[must_use]
+    pub fn cause(&self) -> &Self {
+        match self {
+            Self::InEnsemble { cause, .. } => cause.cause(),
+            other => other,
+        }
+    }
 }
 
 /// A request that is wrong: the field, what was found there and what was expected.

@@ -31,6 +31,12 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
+    /// Whether it is an ensemble, which takes no slots and is never offered.
+    #[must_use]
+    pub fn is_ensemble(&self) -> bool {
+        self.model.ensemble().is_some()
+    }
+
     /// What it is told by stays, for whoever asks about it.
     fn let_files_go(&mut self) {
         if self.model.files.is_some() {
@@ -78,11 +84,47 @@ impl ModelTable {
         table
     }
 
-    /// Whether there is room for these versions of a model.
+    /// Whether these versions of a model can be served beside all others.
     ///
     /// # Errors
-    /// If too many have been served.
-    pub fn check_room(&self, versions: &[Model]) -> Result<(), String> {
+    /// If too many have been served; if a model would become an ensemble, or an ensemble a model; or if an ensemble
+    /// does not fit its members.
+    pub fn check(&self, versions: &[Model]) -> Result<(), String> {
+        self.check_room(versions)?;
+        for model in versions {
+            let mut known = self.by_name.get(&model.name).into_iter().flat_map(BTreeMap::values);
+            let is_other = |index: &usize| self.models[*index].is_ensemble() != model.ensemble().is_some();
+            if known.any(is_other) {
+                let [found, expected] = match model.ensemble() {
+                    Some(_) => ["an ensemble", "a model"],
+                    None => ["a model", "an ensemble"],
+                };
+                let text = "as the name was when this frontend started: restart it, or take another name";
+                return Err(format!("'{}': found {found}, expected {expected}, {text}", model.name));
+            }
+            self.check_members(model)?;
+        }
+        Ok(())
+    }
+
+    /// Whether an ensemble fits its members as they are; anything else does.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn check_members(&self, model: &Model) -> Result<(), String> {
+        let Some(ensemble) = model.ensemble() else { return Ok(()) };
+        let find = |name: &str, version: Option<&str>| self.member(name, version).map(|(_, served)| &*served.model);
+        ensemble.check(model, find).map_err(|error| error.to_string())
+    }
+
+    /// A model that a step of an ensemble asks, and its index.
+    #[must_use]
+    pub fn member(&self, name: &str, version: Option<&str>) -> Option<(usize, &ServedModel)> {
+        let index = self.find(name, version).ok()?;
+        Some((index, &self.models[index]))
+    }
+
+    fn check_room(&self, versions: &[Model]) -> Result<(), String> {
         let is_new = |model: &&Model| self.position(&model.name, &model.version).is_none();
         if self.models.len() + versions.iter().filter(is_new).count() > VERSIONS_EVER_MAX {
             return Err(format!("this frontend has served {VERSIONS_EVER_MAX} versions of models; restart it"));
@@ -104,7 +146,9 @@ impl ModelTable {
         versions.into_iter().map(|model| self.handle_version(model)).collect()
     }
 
-    fn handle_version(&mut self, model: Model) -> usize {
+    fn handle_version(&mut self, mut model: Model) -> usize {
+        let find = |name: &str, version: Option<&str>| self.member(name, version).map(|(_, served)| &*served.model);
+        model.inherit_labels(find);
         let (name, version) = (model.name.clone(), number(&model.version));
         let (offer, state) = (self.spoken.offer(&name, &model.version), self.spoken.state(&name));
         let slot_size = SlotSize::new(model.input_bytes(), model.output_bytes());
@@ -327,6 +371,42 @@ mod tests {
     fn offer(gpus: u32) -> Offer {
         let (id, model_thread, network) = (ModelId(0), ModelThreadId(0), NetworkTimes::default());
         Offer { id, model_thread, gpus, least_latency: Span::ZERO, network }
+    }
+
+    #[test]
+    fn an_ensemble_fits_its_members_and_keeps_its_name() {
+        let tensor = |name: &str| testing::tensor(name, repository::DataType::Uint8, &[4]);
+        let member = |name: &str| testing::model(name, vec![tensor("x")], vec![tensor("y")]);
+        let ensemble = |name: &str, of: &str| {
+            let map = |name: &str, tensor| vec![(name.to_owned(), tensor)];
+            let (inputs, outputs) = (map("x", 0), map("y", 1));
+            let step = repository::EnsembleStep { model: of.to_owned(), version: None, inputs, outputs };
+            let tensors = ["x", "y"].map(str::to_owned).into();
+            let graph = repository::Ensemble { steps: vec![step], tensors, outputs: vec![1] };
+            Model { executor: repository::Executor::Ensemble(std::sync::Arc::new(graph)), ..member(name) }
+        };
+        let table = ModelTable::new(vec![member("m"), ensemble("e", "m")]);
+        assert_eq!((table.find("e", None), table.check(&[ensemble("f", "m")])), (Ok(1), Ok(())));
+        for (wrong, expected) in [
+            (
+                ensemble("f", "none"),
+                "ensemble 'f': ensemble_scheduling.step[0].model_name: found 'none', expected a model",
+            ),
+            (ensemble("f", "e"), "found 'e', an ensemble, expected a model that is none"),
+            (
+                ensemble("m", "m"),
+                "'m': found an ensemble, expected a model, as the name was when this frontend started",
+            ),
+            (member("e"), "'e': found a model, expected an ensemble, as the name was when this frontend started"),
+        ] {
+            let error = table.check(&[wrong]).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        // A member that is loaded with other tensors leaves the ensemble behind.
+        let mut table = table;
+        table.handle_model(vec![testing::model("m", vec![tensor("other")], vec![tensor("y")])]);
+        let error = table.check_members(&ensemble("e", "m")).unwrap_err();
+        assert!(error.contains("input_map: found none, expected one for input 'other' of model 'm'"), "{error}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::{
     probes::{HEALTH_CHECK, SERVICE_PATH},
     protocol::messages::outline,
     regions::cuda,
-    server::{Caller, Server},
+    server::Caller,
     service::{Service, no_room},
     settings::Settings,
 };
@@ -76,7 +76,10 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
             call.unary(|service, of: RepositoryIndexRequest| Ok(service.repository_index(of.ready))).await
         }
         "RepositoryModelLoad" => load_model(call).await,
-        "RepositoryModelUnload" => call.unary_later(unload_model).await,
+        "RepositoryModelUnload" => {
+            let caller = Rc::clone(call.caller);
+            call.unary_later(|_, of| unload_model(caller, of)).await
+        }
         "SystemSharedMemoryStatus" => call.unary(|service, of| region_status(service, caller.client(), of)).await,
         "SystemSharedMemoryRegister" => call.unary(|service, of| register_region(service, caller.client(), of)).await,
         "SystemSharedMemoryUnregister" => {
@@ -143,8 +146,8 @@ async fn load_model(call: Call<'_>) -> Response<Body> {
         };
         let question = question.map_err(undecodable)?;
         caller.permit(Asked::OPERATION, Scope::of(Asked::OPERATION, question.model()))?;
-        let parameters = question.parameters.into();
-        let changed = service.change_model(ModelChange::Load, &question.model_name, parameters, Some(charge));
+        let asked = (&*question.model_name, question.parameters.into());
+        let changed = service.change_model(ModelChange::Load, asked, Some(charge), |model| caller.may_change(model));
         changed.await.map_err(status_of)?;
         Ok(RepositoryModelLoadResponse {})
     };
@@ -152,10 +155,12 @@ async fn load_model(call: Call<'_>) -> Response<Body> {
 }
 
 async fn unload_model(
-    server: Rc<Server>,
+    caller: Rc<Caller>,
     of: RepositoryModelUnloadRequest,
 ) -> Result<RepositoryModelUnloadResponse, Status> {
-    let changed = server.service.change_model(ModelChange::Unload, &of.model_name, of.parameters.into(), None);
+    let asked = (&*of.model_name, of.parameters.into());
+    let service = &caller.server.service;
+    let changed = service.change_model(ModelChange::Unload, asked, None, |model| caller.may_change(model));
     changed.await.map_err(status_of)?;
     Ok(RepositoryModelUnloadResponse {})
 }

@@ -35,6 +35,8 @@ pub enum Given {
     Text(String),
     /// What is in a file.
     File(Bytes),
+    /// Yes or no.
+    Flag(bool),
     /// Whatever no parameter is.
     Other,
 }
@@ -43,9 +45,11 @@ pub enum Given {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parameters(Vec<(String, Given)>);
 
-/// What a load asks for.
+/// What a load or an unload asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
+    /// Whether what an ensemble asks is to be unloaded with it.
+    pub(crate) with_dependents: bool,
     /// A configuration (JSON) instead of the repository's.
     config: Option<String>,
     /// By path.
@@ -84,8 +88,10 @@ impl Parameters {
         let mut asked = Asked::default();
         for (name, given) in self.0 {
             match (to, &name[..], given) {
-                // No model depends on another one.
-                (ModelChange::Unload, "unload_dependents", _) => {}
+                // As Triton calls the members of an ensemble.
+                (ModelChange::Unload, "unload_dependents", given) => {
+                    asked.with_dependents = given == Given::Flag(true);
+                }
                 (ModelChange::Unload, other, _) => {
                     return Err(invalid("parameters", excerpt(other), "unload_dependents"));
                 }
@@ -114,6 +120,7 @@ impl From<BTreeMap<String, ModelRepositoryParameter>> for Parameters {
         let given = |parameter: ModelRepositoryParameter| match parameter.parameter_choice {
             Some(ParameterChoice::StringParam(text)) => Given::Text(text),
             Some(ParameterChoice::BytesParam(bytes)) => Given::File(bytes),
+            Some(ParameterChoice::BoolParam(flag)) => Given::Flag(flag),
             _ => Given::Other,
         };
         Self(parameters.into_iter().map(|(name, parameter)| (name, given(parameter))).collect())
@@ -132,7 +139,7 @@ impl Asked {
         intake: Option<&Intake>,
         charge: Option<Charge>,
     ) -> Result<(Option<Brought>, Option<Held>), InferError> {
-        let Self { config, files } = self;
+        let Self { config, files, with_dependents: _ } = self;
         let Some((first, _)) = files.first() else {
             return Ok((config.map(|config| Brought { config, files: None }), None));
         };
@@ -258,8 +265,8 @@ impl<'de> Visitor<'de> for GivenVisitor {
         })
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Given, E> {
-        Ok(Given::Other)
+    fn visit_bool<E: Error>(self, flag: bool) -> Result<Given, E> {
+        Ok(Given::Flag(flag))
     }
 
     fn visit_i64<E: Error>(self, _: i64) -> Result<Given, E> {

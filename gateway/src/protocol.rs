@@ -120,6 +120,18 @@ pub struct Prepared {
     pub parts: Vec<Part>,
 }
 
+/// A request for an ensemble, with what its reply needs to know.
+pub(crate) struct PreparedEnsemble {
+    /// Comes back in the reply.
+    pub(crate) id: Option<String>,
+    /// What its steps need.
+    pub(crate) request: ensembles::Request,
+    /// Which outputs the client wants, in which form and order.
+    pub(crate) outputs: Vec<OutputChoice>,
+    /// Shared memory that its inputs came from.
+    pub(crate) parts: Vec<Part>,
+}
+
 /// An output that the client wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputChoice {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{access::Client, protocol};
 
 /// Requests that are remembered: each with an id of at most [`protocol::ID_BYTES_MAX`] and an outcome of these, a few
-/// megabytes in all.
+/// megabytes in all; with all the steps that ensembles may have, twenty more.
 const REQUESTS_MAX: usize = 4096;
 /// Characters of an error that are remembered.
 const ERROR_CHARS_MAX: usize = 256;
@@ -35,6 +35,19 @@ struct Ended {
     /// Obeyed when it was admitted, and when it ended.
     epochs: [Epoch; 2],
     outcome: Result<(Timing, ReceivedAgo), String>,
+    /// Of an ensemble, in the order in which they were asked.
+    steps: Box<[Step]>,
+}
+
+/// A step of a request for an ensemble.
+#[derive(Debug)]
+struct Step {
+    model: Box<str>,
+    /// After the request's arrival.
+    asked: Span,
+    until: Span,
+    /// Nothing if it was cancelled.
+    outcome: Option<Result<Timing, String>>,
 }
 
 /// How long before its admission a request came in.
@@ -61,9 +74,21 @@ impl Recent {
         self.ended += 1;
         debug_assert!(id.is_none_or(|id| id.len() <= protocol::ID_BYTES_MAX));
         let (number, id) = (self.ended, id.map(str::to_owned));
-        let outcome = outcome.map_err(|error| error.to_string().chars().take(ERROR_CHARS_MAX).collect());
-        self.requests.push_back(Ended { number, client, id, model: model.into(), epochs, outcome });
+        let (outcome, steps) = (outcome.map_err(shortened), Box::default());
+        self.requests.push_back(Ended { number, client, id, model: model.into(), epochs, outcome, steps });
         number
+    }
+
+    /// The request that was pushed last was for an ensemble, and these were its steps.
+    pub fn handle_steps(&mut self, steps: &[ensembles::Step]) {
+        let Some(ended) = self.requests.back_mut() else { return };
+        let kept = steps.iter().map(|ensembles::Step { model, asked, until, ended }| Step {
+            model: (*model.name).into(),
+            asked: *asked,
+            until: *until,
+            outcome: ended.as_ref().map(|ended| ended.as_ref().copied().map_err(shortened)),
+        });
+        ended.steps = kept.collect();
     }
 
     /// Explains the request of that number, or else the last one with that id, of those whose client and model whoever
@@ -93,7 +118,44 @@ impl Recent {
             Ok((timing, ago)) => fields.extend(explain(timing, *ago)),
             Err(error) => fields.extend([("outcome".to_owned(), json!(error))]),
         }
+        if !ended.steps.is_empty() {
+            if let Ok((timing, _)) = &ended.outcome {
+                let why = format!("its steps were asked as is said of each; its answer came {}", in_time(timing));
+                fields.insert("why".to_owned(), json!(why));
+            }
+            fields.insert("steps".to_owned(), ended.steps.iter().map(Step::explained).collect());
+        }
         Ok(explained)
+    }
+}
+
+impl Step {
+    fn explained(&self) -> Value {
+        let us = |span: Span| span.0 as f64 / 1e3;
+        let until = (self.until != Span::ENDLESS).then(|| us(self.until));
+        let asked = json!({ "asked": us(self.asked), "deadline": until });
+        let mut explained = json!({ "model": self.model, "microseconds_since_arrival": asked });
+        let fields = explained.as_object_mut().expect("it is one");
+        match &self.outcome {
+            Some(Ok(timing)) => fields.extend(explain(timing, ReceivedAgo { began: Span::ZERO, ended: Span::ZERO })),
+            Some(Err(error)) => fields.extend([("outcome".to_owned(), json!(error))]),
+            None => fields.extend([("outcome".to_owned(), json!("cancelled, as nobody waited for it any more"))]),
+        }
+        explained
+    }
+}
+
+fn shortened(error: &InferError) -> String {
+    error.to_string().chars().take(ERROR_CHARS_MAX).collect()
+}
+
+/// How far from its deadline an answer came.
+fn in_time(timing: &Timing) -> String {
+    let ms = |ns: i64| ns as f64 / 1e6;
+    match timing.deadline - timing.answered_at {
+        Span::ENDLESS => "whenever that was, as it had no objective".to_owned(),
+        left if left < Span::ZERO => format!("{:.3} ms after its deadline", ms(-left.0)),
+        left => format!("{:.3} ms before its deadline", ms(left.0)),
     }
 }
 
@@ -102,11 +164,7 @@ fn explain(timing: &Timing, ago: ReceivedAgo) -> impl Iterator<Item = (String, V
     let at_us = |ns: i64| (ns - timing.admitted_at.0) as f64 / 1e3;
     let ms = |ns: i64| ns as f64 / 1e6;
     let late = stamps.started_at_ns - stamps.exec_at_ns;
-    let in_time = match timing.deadline - timing.answered_at {
-        Span::ENDLESS => "whenever that was, as it had no objective".to_owned(),
-        left if left < Span::ZERO => format!("{:.3} ms after its deadline", ms(-left.0)),
-        left => format!("{:.3} ms before its deadline", ms(left.0)),
-    };
+    let in_time = in_time(timing);
     let why = format!(
         "it was held back {:.3} ms, so that its batch grows, to {}, and waited {:.3} ms for a GPU; the plan was \
          to start at {:.3} ms, and GPU {} of backend {} started {:.3} ms {} that; its answer came {in_time}",

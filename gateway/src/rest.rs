@@ -254,7 +254,8 @@ async fn route(caller: &Caller, request: Request<Incoming>) -> Result<Reply, Fai
             };
             let (body, charge) = read_body(caller, request, max).await?;
             let given = read_parameters(caller, body, &charge).await?;
-            server.service.change_model(to, at.model, given, Some(charge)).await?;
+            let may_change = |model: &str| caller.may_change(model);
+            server.service.change_model(to, (at.model, given), Some(charge), may_change).await?;
             Ok(ok(&json!({})))
         }
     }
@@ -518,11 +519,13 @@ impl From<IntakeError> for Failure {
 
 impl From<InferError> for Failure {
     fn from(error: InferError) -> Self {
-        let status = match &error {
+        let status = match error.cause() {
             InferError::Invalid(_) | InferError::NeverMet { .. } => StatusCode::BAD_REQUEST,
             InferError::NotFound(_) => StatusCode::NOT_FOUND,
             // As in Triton.
-            InferError::Failed(_) | InferError::ChangeFailed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            InferError::Failed(_) | InferError::ChangeFailed(_) | InferError::InEnsemble { .. } => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             InferError::BadAnswer(_) | InferError::NotWritten { .. } => StatusCode::BAD_GATEWAY,
             InferError::Dropped(
                 DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,

@@ -3,6 +3,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeSet,
     rc::Rc,
     time::{Duration, SystemTime},
 };
@@ -10,7 +11,7 @@ use std::{
 use frontend::{desk::Desk, error::InferError, excerpt, models::ServedModel};
 use hyper::HeaderMap;
 use proto::{Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
-use repository::{Configuration, Model, Tensor};
+use repository::{Configuration, EnsembleStep, Model, Tensor};
 
 use crate::{
     ahead::Gates,
@@ -204,16 +205,17 @@ impl Service {
         self.is_draining.set(true);
     }
 
-    /// Loads or unloads a model on every backend that may host it. `charge` is for the parameters' bytes.
+    /// Loads or unloads a model on every backend that may host it; as in Triton, with an ensemble its members that are
+    /// not ready are loaded, and are unloaded if that is asked for, as far as the client `may_change` them.
     ///
     /// # Errors
     /// If a parameter is not known, or why nothing was changed.
     pub async fn change_model(
         &self,
         to: ModelChange,
-        model: &str,
-        parameters: loads::Parameters,
+        (model, parameters): (&str, loads::Parameters),
         charge: Option<Charge>,
+        may_change: impl Fn(&str) -> bool,
     ) -> Result<(), InferError> {
         if self.control_mode != ModelControlMode::Explicit {
             return Err(InferError::Invalid(NOT_EXPLICIT.to_owned()));
@@ -222,9 +224,31 @@ impl Service {
         if to == ModelChange::Load {
             check_loadable(model)?;
         }
+        let with_members = to == ModelChange::Load || asked.with_dependents;
         // They stay until all who serve them hold them, too.
         let (brought, _held) = asked.brought(model, self.loads.as_ref(), charge).await?;
-        self.desk.change_model(to, model, brought).await
+        self.desk.change_model(to, model, brought).await?;
+        let members = if with_members { self.members_to_change(to, model) } else { Vec::new() };
+        for member in members.iter().filter(|member| may_change(member)) {
+            self.desk.change_model(to, member, None).await?;
+        }
+        Ok(())
+    }
+
+    /// Members of an ensemble, each once, that are not as this change would make them.
+    fn members_to_change(&self, to: ModelChange, model: &str) -> Vec<String> {
+        self.desk.with_core(|core| {
+            let models = core.models();
+            let face = models.find(model, None).map(|index| &models.get(index).model);
+            let steps = face.ok().and_then(|face| face.ensemble()).into_iter().flat_map(|ensemble| &ensemble.steps);
+            let is_loaded = |step: &EnsembleStep| {
+                let member = models.member(&step.model, step.version.as_deref());
+                member.is_some_and(|(_, member)| core.is_model_ready(member))
+            };
+            let to_change = steps.filter(|step| is_loaded(step) != (to == ModelChange::Load));
+            let names: BTreeSet<&String> = to_change.map(|step| &step.model).collect();
+            names.into_iter().cloned().collect()
+        })
     }
 
     /// Who we are.
@@ -299,19 +323,25 @@ impl Service {
     pub fn repository_index(&self, ready_only: bool) -> RepositoryIndexResponse {
         self.desk.with_core(|core| {
             let entry = |served: &ServedModel| {
-                let why = || core.models().reason_against(&served.model);
+                let against = core.models().reason_against(&served.model).map(str::to_owned);
+                let why = |otherwise: &str| match served.is_ensemble() {
+                    true => {
+                        core.reason_against_ensemble(served).unwrap_or_else(|| "there is no scheduler now".to_owned())
+                    }
+                    false => against.unwrap_or_else(|| otherwise.to_owned()),
+                };
                 let (state, reason) = match served.state {
-                    _ if core.is_model_ready(served) => ("READY", ""),
-                    ModelState::Loading => ("LOADING", ""),
-                    ModelState::Unloading => ("UNLOADING", ""),
-                    ModelState::Unloaded => ("UNAVAILABLE", why().unwrap_or("unloaded")),
-                    ModelState::Serving => ("UNAVAILABLE", why().unwrap_or("no backend hosts it now")),
+                    _ if core.is_model_ready(served) => ("READY", String::new()),
+                    ModelState::Loading => ("LOADING", String::new()),
+                    ModelState::Unloading => ("UNLOADING", String::new()),
+                    ModelState::Unloaded => ("UNAVAILABLE", why("unloaded")),
+                    ModelState::Serving => ("UNAVAILABLE", why("no backend hosts it now")),
                 };
                 ModelIndex {
                     name: served.model.name.clone(),
                     version: served.model.version.clone(),
                     state: state.to_owned(),
-                    reason: reason.to_owned(),
+                    reason,
                 }
             };
             let refused = core.models().refused().map(|(name, version, reason)| ModelIndex {

@@ -1,7 +1,8 @@
 //! Step 10: what has become of each model's requests, counted in Triton's terms.
 //!
 //! A request counts once, with the time of its row that came last. An execution counts once for each batch that this
-//! frontend saw an answer of; other frontends may have seen the same batch.
+//! frontend saw an answer of; other frontends may have seen the same batch. A request for an ensemble, which is in no
+//! batch, is an execution of its own, of as many rows as it has.
 
 use std::collections::BTreeMap;
 
@@ -51,6 +52,11 @@ impl Statistics {
         self.success.add_ns((timing.answered_at - timing.admitted_at).0);
         self.queue.add_ns(timing.stamps.granted_at_ns - timing.admitted_at.0);
         self.stages.add(timing);
+        // As in Triton, each request for an ensemble is an execution of it.
+        if reply.batches.is_empty() {
+            self.executions += 1;
+            self.by_batch_size.entry(timing.batch_size).or_default().add(timing);
+        }
         for batch in &reply.batches {
             let (backend, gpu, started_at_ns) = batch.execution();
             let last = self.last_started.entry((backend, gpu)).or_insert(i64::MIN);

@@ -101,14 +101,16 @@ impl OpenTrace {
         }
     }
 
-    /// A backend answered it.
-    pub fn answered(&mut self, timing: &Timing) {
+    /// Backends answered it, or each step of it.
+    pub fn answered<'t>(&mut self, timings: impl IntoIterator<Item = &'t Timing>) {
         let Some(open) = &mut self.0 else { return };
-        open.ran = Some(Ran { batch_size: timing.batch_size, backend: timing.backend.0, gpu: timing.gpu });
-        for (stage, from_ns, to_ns) in metrics::stages(timing) {
-            let local = |ns| open.tracing.desk.with_core(|core| core.to_local(Timestamp(ns)));
-            if let Some((from, to)) = local(from_ns).zip(local(to_ns)) {
-                open.stages.push((stage, from, to));
+        for timing in timings {
+            open.ran = Some(Ran { batch_size: timing.batch_size, backend: timing.backend.0, gpu: timing.gpu });
+            for (stage, from_ns, to_ns) in metrics::stages(timing) {
+                let local = |ns| open.tracing.desk.with_core(|core| core.to_local(Timestamp(ns)));
+                if let Some((from, to)) = local(from_ns).zip(local(to_ns)) {
+                    open.stages.push((stage, from, to));
+                }
             }
         }
         if let Some(&(Stage::Push, _, pushed)) = open.stages.last() {

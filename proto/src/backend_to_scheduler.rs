@@ -157,6 +157,8 @@ pub enum LoadOutcome {
     /// It cannot be run here, and what is hosted stays hosted; the reason has at most
     /// [`REASON_BYTES_MAX`](crate::scheduler_to_frontend::REASON_BYTES_MAX).
     Failed(String),
+    /// It is an ensemble, which no backend runs: frontends ask its members. What this backend hosts stays hosted.
+    Ensemble,
 }
 
 /// Versions of one model that are served at once.

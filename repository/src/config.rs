@@ -4,6 +4,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 mod accepted;
@@ -12,6 +13,7 @@ mod batching;
 mod completion;
 mod configuration;
 mod emulated;
+mod ensemble;
 mod file;
 mod foreign;
 mod misspelt;
@@ -41,7 +43,7 @@ use crate::{
     error::{Refused, RepositoryError},
     limits::WEIGHTS_MB_MAX,
     model::{
-        CUDA, Executor, Model, ONNX, ONNXRUNTIME, PROCESS, PYTHON, Precision, Priorities, Processor, Wanted,
+        CUDA, ENSEMBLE, Executor, Model, ONNX, ONNXRUNTIME, PROCESS, PYTHON, Precision, Priorities, Processor, Wanted,
         WeightsSize, onnx_name,
     },
     profile::StoredProfile,
@@ -88,7 +90,9 @@ pub(crate) fn load(folder: &Path, written: Written<'_>) -> Result<Vec<Result<Mod
             file.says_batch = json_says_batch(json);
             // One that cannot be read says nothing.
             let own = own.and_then(|text| parse(&text));
-            file.keep_launch(&own.unwrap_or_else(|_| DynamicMessage::new(MODEL_CONFIG.clone())))?;
+            let own = own.unwrap_or_else(|_| DynamicMessage::new(MODEL_CONFIG.clone()));
+            file.keep_launch(&own)?;
+            file.check_graph(&own)?;
             file
         }
     };
@@ -130,6 +134,11 @@ impl ConfigFile<'_> {
         let weights = self.weights(&executor)?;
         let priorities = self.priorities()?;
         let queue = self.queue_policies(priorities.levels)?;
+        // Members have levels of their own.
+        let priorities = match executor {
+            Executor::Ensemble(_) => Priorities { levels: u8::MAX, default: 0 },
+            _ => priorities,
+        };
         let labels = outputs.iter().enumerate().map(|(index, output)| self.labels(index, output));
         let labels = labels.collect::<Result<_, _>>()?;
         let image = self.parameter("image").map(|text| ImagePipeline::parse(&text, &inputs)).transpose();
@@ -279,8 +288,10 @@ impl ConfigFile<'_> {
                 let profile = profile.map(|((), profile)| profile);
                 Ok(Executor::Process { program: self.program(name)?, profile })
             }
+            ENSEMBLE => Ok(Executor::Ensemble(Arc::new(self.ensemble(inputs, outputs)?))),
             other => {
-                let expected = "\"onnxruntime\", \"onnx\", \"python\", \"process\" or \"emulated\"";
+                let expected =
+                    "\"onnxruntime\", \"onnx\", \"python\", \"process\" or \"emulated\", or platform \"ensemble\"";
                 Err(self.error("backend", format_args!("\"{other}\""), expected))
             }
         }
@@ -349,7 +360,7 @@ impl ConfigFile<'_> {
                 let found = found.map_err(|error| RepositoryError(format!("{}: {error}", file.display())))?;
                 Some(found.len().max(1))
             }
-            (None, Executor::Emulated { .. } | Executor::Process { .. }) => None,
+            (None, Executor::Emulated { .. } | Executor::Process { .. } | Executor::Ensemble(_)) => None,
         };
         let load =
             self.parameter("load_ms").map(|_| self.milliseconds("load_ms").map(Span::from_millis_f64)).transpose()?;

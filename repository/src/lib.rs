@@ -6,11 +6,13 @@ mod batching;
 pub mod cell;
 mod config;
 pub mod emulated;
+mod ensemble;
 mod error;
 mod folders;
 mod image;
 mod limits;
 mod load;
+mod members;
 mod model;
 mod names;
 pub mod onnx;
@@ -25,6 +27,7 @@ pub use config::{
     Configuration, Question, QueuePolicies, QueuePolicy, QueueTimeout, Warmup, WarmupData, WarmupInput,
     ask_programs_with, interpreter,
 };
+pub use ensemble::{Ensemble, EnsembleStep, STEPS_MAX};
 pub use error::{Refused, RepositoryError};
 pub use folders::folder_of;
 pub use image::{Color, ImagePipeline, Layout};

@@ -1,6 +1,6 @@
 //! Reads a repository, or one model of it.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use crate::{
     config::{self, Written},
@@ -12,24 +12,23 @@ use crate::{
 };
 
 /// What is in a repository, sorted by name and version.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Repository {
     /// Models that can be served: each version is one.
     pub models: Vec<Model>,
+    /// Ensembles of these models, which are no backend's matter: each version is one.
+    pub ensembles: Vec<Model>,
     /// Folders that hold no such model, and versions that are none.
     pub refused: Vec<Refused>,
 }
 
 impl Repository {
-    /// All models.
+    /// All models that backends run.
     ///
     /// # Errors
     /// If any is refused.
     pub fn whole(self) -> Result<Vec<Model>, RepositoryError> {
-        match self.refused.into_iter().next() {
-            None => Ok(self.models),
-            Some(Refused { reason, .. }) => Err(RepositoryError(reason)),
-        }
+        self.checked(true).map(|whole| whole.models)
     }
 
     /// As it is, each model that is refused with a line in the log; or with an error for the first of them, if that is
@@ -38,14 +37,48 @@ impl Repository {
     /// # Errors
     /// If `strict` and any is refused.
     pub fn checked(self, strict: bool) -> Result<Self, RepositoryError> {
-        if strict {
-            return Ok(Self { models: self.whole()?, refused: Vec::new() });
+        if let Some(Refused { reason, .. }) = self.refused.first().filter(|_| strict) {
+            return Err(RepositoryError(reason.clone()));
         }
         for Refused { name, version, reason } in &self.refused {
             let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
             tracing::warn!("model '{name}'{version} is not served: {reason}");
         }
         Ok(self)
+    }
+}
+
+impl Repository {
+    /// Refuses the ensembles that do not fit their members.
+    fn check_ensembles(&mut self) {
+        let Self { models, ensembles, refused } = self;
+        let mut by_name: BTreeMap<&str, Vec<&Model>> = BTreeMap::new();
+        for model in models.iter().chain(ensembles.iter()) {
+            by_name.entry(&model.name).or_default().push(model);
+        }
+        let find = |name: &str, version: Option<&str>| {
+            let versions = by_name.get(name)?;
+            let newest = || versions.iter().max_by_key(|model| model.version.parse::<u64>().unwrap_or_default());
+            match version {
+                None => newest().copied(),
+                Some(version) => versions.iter().find(|model| model.version == version).copied(),
+            }
+        };
+        let mut kept = Vec::new();
+        for face in ensembles.iter() {
+            let ensemble = face.ensemble().expect("it is one");
+            match ensemble.check(face, find) {
+                Ok(()) => {
+                    let mut face = face.clone();
+                    face.inherit_labels(find);
+                    kept.push(face);
+                }
+                Err(RepositoryError(reason)) => {
+                    refused.push(Refused { name: face.name.clone(), version: face.version.clone(), reason });
+                }
+            }
+        }
+        *ensembles = kept;
     }
 }
 
@@ -63,6 +96,7 @@ pub fn load(repository: &Path) -> Result<Repository, RepositoryError> {
             Ok(versions) => {
                 for version in versions {
                     match version {
+                        Ok(model) if model.ensemble().is_some() => found.ensembles.push(model),
                         Ok(model) => found.models.push(model),
                         Err(refused) => found.refused.push(refused),
                     }
@@ -74,6 +108,7 @@ pub fn load(repository: &Path) -> Result<Repository, RepositoryError> {
             }
         }
     }
+    found.check_ensembles();
     Ok(found)
 }
 

@@ -4,6 +4,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 use proto::{LatencyProfile, Span};
@@ -13,6 +14,7 @@ use crate::{
     batching::Batching,
     cell,
     config::{Configuration, QueuePolicies},
+    ensemble::Ensemble,
     image::ImagePipeline,
     program::Program,
     store::Held,
@@ -33,6 +35,9 @@ pub(crate) const PROCESS: &str = "process";
 
 /// Models in Python, Triton's name for them.
 pub(crate) const PYTHON: &str = "python";
+
+/// Graphs of models, Triton's name for them.
+pub(crate) const ENSEMBLE: &str = "ensemble";
 
 /// What configurations and profiles call what computes an ONNX model.
 pub(crate) fn onnx_name(processor: Processor) -> &'static str {
@@ -116,6 +121,7 @@ impl Model {
             Executor::Emulated { .. } => "emulated",
             Executor::Onnx { wanted, .. } => wanted.processor.map_or(ONNX, onnx_name),
             Executor::Process { .. } => "process",
+            Executor::Ensemble(_) => ENSEMBLE,
         }
     }
 
@@ -171,6 +177,8 @@ pub enum Executor {
         /// l(b), where it was measured ahead of time ([`crate::profile`]).
         profile: Option<LatencyProfile>,
     },
+    /// Other models, which frontends ask one after another: no backend runs it.
+    Ensemble(Arc<Ensemble>),
 }
 
 /// Where and how an ONNX model runs, as far as its configuration says so; otherwise as each backend is configured.

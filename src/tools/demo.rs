@@ -242,6 +242,7 @@ fn streams(models: &[repository::Model], held_out: digits::HeldOut, rate: f64, s
         let model = model.with_context(|| format!("the repository has no model {name}"))?;
         let inputs: Vec<Input> = match model.executor {
             repository::Executor::Onnx { .. } => images.take().context("one model classifies digits")?,
+            repository::Executor::Ensemble(_) => bail!("the demo has no inputs for {name}, an ensemble"),
             repository::Executor::Process { .. } => bail!("the demo has no inputs for {name}, which a program runs"),
             repository::Executor::Emulated { .. } => {
                 (0..EMULATED_INPUTS).map(|_| emulated_input(model, &mut random)).collect()

@@ -103,11 +103,22 @@ impl Core {
         self.outputs.push_back(Output::Load { load, name, brought });
     }
 
+    /// A load that [`super::Output::Load`] asked for has found an ensemble.
+    pub fn handle_ensemble(&mut self, now: Timestamp, load: LoadId) {
+        let Some(load) = self.take_loading(load) else { return };
+        self.report(&BackendToControl::Loaded { load, outcome: LoadOutcome::Ensemble });
+        self.settle(now);
+    }
+
+    /// What the primary calls a load that has ended; what a former one wanted is not wanted any more.
+    fn take_loading(&mut self, load: LoadId) -> Option<LoadId> {
+        self.hosting.loading.remove(&load).filter(|_| self.ended.is_none())
+    }
+
     /// A load that [`super::Output::Load`] asked for has ended: with the versions of a model, or none if the
     /// configuration places it on no GPU, or why it cannot be run.
     pub fn handle_loaded(&mut self, now: Timestamp, load: LoadId, result: Result<Vec<Loaded>, String>) {
-        // What a former primary wanted is not wanted any more.
-        let Some(load) = self.hosting.loading.remove(&load).filter(|_| self.ended.is_none()) else { return };
+        let Some(load) = self.take_loading(load) else { return };
         let checked = result.and_then(|versions| {
             for loaded in &versions {
                 self.hosting.check(&self.config.staging, loaded)?;

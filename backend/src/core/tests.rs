@@ -383,7 +383,10 @@ fn loads_are_answered_and_a_batch_keeps_the_shape_that_it_came_with() {
         let outputs = backend.outputs();
         let [Output::Load { load: ours, name, brought: None }] = &outputs[..] else { panic!("{outputs:?}") };
         assert_eq!(name, "n");
-        backend.0.handle_loaded(NOW, *ours, result);
+        match result {
+            None => backend.0.handle_ensemble(NOW, *ours),
+            Some(result) => backend.0.handle_loaded(NOW, *ours, result),
+        }
         let reports = backend.reports();
         let [(_, Addressed::Control(BackendToControl::Loaded { load: found, outcome }))] = &reports[..] else {
             panic!("one answer")
@@ -391,15 +394,16 @@ fn loads_are_answered_and_a_batch_keeps_the_shape_that_it_came_with() {
         assert_eq!(*found, LoadId(load));
         outcome.clone()
     };
-    assert_eq!(outcome(1, Ok(vec![])), LoadOutcome::NotPlaced);
-    assert_eq!(outcome(1, Err("torn".into())), LoadOutcome::Failed("torn".into()));
-    let LoadOutcome::Failed(reason) = outcome(1, Ok(vec![loaded("n", 4096)])) else { panic!("it does not fit") };
+    assert_eq!(outcome(1, Some(Ok(vec![]))), LoadOutcome::NotPlaced);
+    assert_eq!(outcome(1, None), LoadOutcome::Ensemble);
+    assert_eq!(outcome(1, Some(Err("torn".into()))), LoadOutcome::Failed("torn".into()));
+    let LoadOutcome::Failed(reason) = outcome(1, Some(Ok(vec![loaded("n", 4096)]))) else { panic!("it does not fit") };
     assert!(
         reason.starts_with("4 tasks of n have inputs of 16384") && reason.contains("raise staging_bytes"),
         "{reason}"
     );
     assert_eq!(
-        outcome(1, Ok(vec![loaded("n", 4)])),
+        outcome(1, Some(Ok(vec![loaded("n", 4)]))),
         LoadOutcome::Ready { offer: loaded("n", 4).offer(), is_last: true }
     );
     backend.tell(SCHEDULER, &plan(0, 0));

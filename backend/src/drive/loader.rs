@@ -58,8 +58,9 @@ pub(super) enum Done {
     Loaded {
         session: u64,
         load: LoadId,
-        /// Its versions; none if the configuration places it on no GPU; otherwise why it cannot be run.
-        result: Result<Vec<Loaded>, String>,
+        /// Its versions; none if the configuration places it on no GPU; `None` if it is an ensemble; otherwise why it
+        /// cannot be run.
+        result: Result<Option<Vec<Loaded>>, String>,
     },
     Measured {
         session: u64,
@@ -161,14 +162,22 @@ impl With<'_> {
         catch_unwind(step).unwrap_or(Step::Over(None))
     }
 
-    fn load_named(self, name: &str, brought: Option<&Brought>, mut trials: Trials<'_>) -> Result<Vec<Loaded>, String> {
+    fn load_named(
+        self,
+        name: &str,
+        brought: Option<&Brought>,
+        mut trials: Trials<'_>,
+    ) -> Result<Option<Vec<Loaded>>, String> {
         let Self { config, store, means } = self;
-        let mut load = || -> Result<Vec<Loaded>, BackendError> {
+        let mut load = || -> Result<Option<Vec<Loaded>>, BackendError> {
             let source = Source::of(&config.repository, store, brought)?;
             let folder = repository::folder_of(source.root(), name)?;
             let stamp = Stamp::of(&folder)?;
             let written = brought.map(|brought| &brought.config[..]);
             let versions = repository::load_named(&source, name, written)?;
+            if versions.iter().any(|model| model.ensemble().is_some()) {
+                return Ok(None);
+            }
             let origin = Origin { root: source.root(), config: written };
             let placed = versions.into_iter().filter_map(|model| config.place_one(model).transpose());
             // As Triton says it.
@@ -184,7 +193,7 @@ impl With<'_> {
             };
             let loaded = placed.map(|placed| placed.and_then(&mut load_one)).collect::<Result<_, _>>()?;
             stamp.check(&folder)?;
-            Ok(loaded)
+            Ok(Some(loaded))
         };
         load().map_err(|error| error.to_string())
     }

@@ -216,7 +216,7 @@ pub(crate) fn known_profile(model: &Model, executor: &dyn Executor) -> Option<La
     let stored = match &model.executor {
         repository::Executor::Onnx { profile, .. } => profile.as_ref().map(|(_, profile)| profile.clone()),
         repository::Executor::Process { profile, .. } => profile.clone(),
-        repository::Executor::Emulated { .. } => None,
+        repository::Executor::Emulated { .. } | repository::Executor::Ensemble(_) => None,
     };
     executor.emulated_profile().cloned().or(stored)
 }

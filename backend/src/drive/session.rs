@@ -212,9 +212,10 @@ impl<'a> Session<'a> {
             busy = true;
             let (session, now) = (self.number, self.clock.now());
             match done {
-                Done::Loaded { session: of, load, result } if of == session => {
-                    self.core.handle_loaded(now, load, result);
-                }
+                Done::Loaded { session: of, load, result } if of == session => match result.transpose() {
+                    None => self.core.handle_ensemble(now, load),
+                    Some(result) => self.core.handle_loaded(now, load, result),
+                },
                 Done::Measured { session: of, model, of: loaded, measured } if of == session => {
                     self.core.handle_measured(now, (model, &loaded), measured);
                 }

@@ -122,7 +122,10 @@ impl Peer {
                 self.guards_offset.set(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().guards_offset);
             }
             Output::Disconnect { connection } => self.disconnect(connection),
-            Output::ReadModel { name, brought: _ } => self.desk.handle_model_read(&name, Ok(vec![double()])),
+            Output::ReadModel { name, brought: _ } => {
+                let read = self.desk.with_model(&name, None, |_, served, _| (*served.model).clone());
+                self.desk.handle_model_read(&name, Ok(vec![read.unwrap()]));
+            }
             other => panic!("found {other:?}, expected nothing of that kind"),
         }
     }
@@ -241,18 +244,21 @@ impl Peer {
         self.handle_outputs();
     }
 
-    /// As the scheduler does it; only one model can be had.
+    /// As the scheduler does it; only what was there from the start can be had.
     fn change_model(&self, change: ChangeId, to: ModelChange, name: String) {
         if let Some(waiting) = &mut *self.changes.borrow_mut() {
             return waiting.push(change);
         }
-        if name != "double" {
+        let known = self.desk.with_model(&name, None, |_, served, _| served.is_ensemble());
+        let Ok(is_ensemble) = known else {
             let refused = Some("there is no such folder".to_owned());
             return self.tell(&SchedulerToFrontend::ModelChanged { change, refused });
-        }
+        };
         let is_load = to == ModelChange::Load;
         self.loads.set(self.loads.get() + u32::from(is_load));
-        self.tell_gpus(u32::from(is_load));
+        if !is_ensemble {
+            self.tell_gpus(u32::from(is_load));
+        }
         let state = if is_load { ModelState::Serving } else { ModelState::Unloaded };
         self.tell(&SchedulerToFrontend::ModelState { name, state, loads: self.loads.get(), brought: None });
         self.tell(&SchedulerToFrontend::ModelChanged { change, refused: None });
@@ -326,7 +332,7 @@ fn with_gate_and_collector<F: Future<Output = ()>>(
 
 /// The second of so many schedulers is joined once the test lets the desk's timers run.
 fn with_schedulers<F: Future<Output = ()>>(schedulers: usize, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
-    with_model_and_schedulers(double(), schedulers, open_gate(limits()), None, test);
+    with_models_and_schedulers(vec![double()], schedulers, open_gate(limits()), None, test);
 }
 
 /// The peer takes every model to be called "double".
@@ -336,11 +342,11 @@ fn with_model<F: Future<Output = ()>>(
     otlp: Option<Otlp>,
     test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
 ) {
-    with_model_and_schedulers(model, 1, gate, otlp, test);
+    with_models_and_schedulers(vec![model], 1, gate, otlp, test);
 }
 
-fn with_model_and_schedulers<F: Future<Output = ()>>(
-    model: repository::Model,
+fn with_models_and_schedulers<F: Future<Output = ()>>(
+    models: Vec<repository::Model>,
     schedulers: usize,
     gate: Gate,
     otlp: Option<Otlp>,
@@ -356,7 +362,7 @@ fn with_model_and_schedulers<F: Future<Output = ()>>(
         schedulers,
         token_seed: 0,
     };
-    let mut core = Core::new(config, vec![model]).unwrap();
+    let mut core = Core::new(config, models).unwrap();
     core.handle_refused(Refused {
         name: "broken".to_owned(),
         version: String::new(),
@@ -490,6 +496,7 @@ async fn is_served(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
 mod budgets;
 mod drain;
 mod errors;
+mod graphs;
 mod grpc;
 mod hostile;
 mod lanes;

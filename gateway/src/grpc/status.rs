@@ -54,13 +54,14 @@ impl From<IntakeError> for Status {
 }
 
 pub(super) fn status_of(error: InferError) -> Status {
-    let code = match &error {
+    let code = match error.cause() {
         InferError::Invalid(_) => Code::InvalidArgument,
         InferError::NotFound(_) => Code::NotFound,
         InferError::Failed(_)
         | InferError::BadAnswer(_)
         | InferError::NotWritten { .. }
-        | InferError::ChangeFailed(_) => Code::Internal,
+        | InferError::ChangeFailed(_)
+        | InferError::InEnsemble { .. } => Code::Internal,
         InferError::NeverMet { .. }
         | InferError::Dropped(
             DropReason::Deadline | DropReason::ColdStart | DropReason::BackendLost | DropReason::InputLate,

@@ -32,7 +32,11 @@ async fn json_and_grpc_say_the_same() {
     of_json.files.sort();
     assert_eq!(
         of_json,
-        Asked { config: Some("{}".into()), files: vec![file("1/labels.txt", ""), file("1/model.onnx", "one")] }
+        Asked {
+            with_dependents: false,
+            config: Some("{}".into()),
+            files: vec![file("1/labels.txt", ""), file("1/model.onnx", "one")]
+        }
     );
     let of_grpc = Parameters::from(grpc).asked(ModelChange::Load, "m").unwrap();
     assert_eq!(of_grpc, of_json);
@@ -115,7 +119,7 @@ proptest! {
     #[test]
     fn what_is_encoded_is_what_is_kept(bytes in proptest::collection::vec(any::<u8>(), 0..200), text in "\\PC{0,40}") {
         let encoded = BASE64_STANDARD.encode(&bytes);
-        let Asked { files, config } = asked(&json!({ "file:1/a": encoded, "config": text })).unwrap();
+        let Asked { files, config, .. } = asked(&json!({ "file:1/a": encoded, "config": text })).unwrap();
         prop_assert_eq!((files, config), (vec![("1/a".to_owned(), bytes.into())], Some(text)));
     }
 

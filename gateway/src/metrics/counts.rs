@@ -152,9 +152,9 @@ impl Counts {
             not_negative(answered - stamps.finished_at_ns),
         ];
         self.durations_us.iter().zip(durations).for_each(|(count, ns)| count.add(ns / 1000));
-        for (stage, from, to) in stages(timing) {
-            self.handle_stage(stage, to - from);
-        }
+        // The steps of an ensemble have been in stages, and are counted themselves.
+        let stages = stages(timing).into_iter().filter(|_| !reply.batches.is_empty());
+        stages.for_each(|(stage, from, to)| self.handle_stage(stage, to - from));
         durations
     }
 
@@ -220,7 +220,7 @@ fn not_negative(ns: i64) -> u64 {
 
 /// Which of [`TRITONS_REASONS`] it is, by its index.
 fn tritons_reason(error: &InferError) -> usize {
-    match error {
+    match error.cause() {
         InferError::Dropped(DropReason::Cancelled) => 1,
         InferError::Failed(_) | InferError::BadAnswer(_) | InferError::NotWritten { .. } => 2,
         InferError::Dropped(_)
@@ -239,7 +239,7 @@ fn tritons_reason(error: &InferError) -> usize {
 
 /// Why a request was dropped, in our own terms; nothing if it was not.
 pub(crate) fn drop_reason(error: &InferError) -> Option<&'static str> {
-    Some(match error {
+    Some(match error.cause() {
         InferError::Dropped(DropReason::Deadline) => "deadline",
         InferError::Dropped(DropReason::ColdStart) => "cold_start",
         InferError::Dropped(DropReason::QueueFull) => "queue_full",

@@ -1,17 +1,24 @@
 //! What a request says besides its inputs: its objective, whose it is, and which outputs it wants in which form.
 
+use std::rc::Rc;
+
+use ensembles::{Request, Room};
 use frontend::{
     error::{InferError, invalid},
     excerpt,
     request::{Place, check_placed, slo_from_micros, unknown_name},
     rope::Rope,
+    slots::Client,
     tasks::CheckedRequest,
 };
 use proto::{Application, Span};
 use repository::{DataType, Model};
 use serde_json::Value;
 
-use super::{InferRequest, OutputChoice, OutputForm, Parameters, Prepared, RequestedOutput, inputs::region_span};
+use super::{
+    InferRequest, OutputChoice, OutputForm, Parameters, Prepared, PreparedEnsemble, RequestedOutput,
+    inputs::region_span,
+};
 use crate::regions::{Part, Regions};
 
 /// What a request says besides its inputs.
@@ -54,6 +61,21 @@ impl Terms {
         let Self { id, slo, priority, application, outputs, parts } = self;
         let checked = CheckedRequest { priority, application, ..check_placed(model, index, inputs, slo)? };
         Ok(Prepared { id, checked, outputs, parts })
+    }
+
+    /// The same for the steps of an ensemble; `waited` as there.
+    #[must_use]
+    pub(crate) fn for_ensemble(
+        self,
+        model: (usize, Rc<Model>),
+        (inputs, waited): (Vec<(Place, Rope)>, Span),
+        (client, room): (Option<Client>, Box<dyn Room>),
+    ) -> PreparedEnsemble {
+        let Self { id, slo, priority, application, outputs, parts } = self;
+        let is_wanted = |at: usize| outputs.iter().any(|choice| choice.index == at);
+        let wanted = (0..model.1.outputs.len()).map(is_wanted).collect();
+        let request = Request { model, inputs, wanted, slo, waited, priority, application, client, room };
+        PreparedEnsemble { id, request, outputs, parts }
     }
 
     /// The same of so many rows, before the data of its only input is there.

@@ -123,6 +123,12 @@ impl Caller {
         permitted.inspect_err(|refusal| self.on_refusal(refusal))
     }
 
+    /// Whether it may load and unload this model.
+    #[must_use]
+    pub(crate) fn may_change(&self, model: &str) -> bool {
+        self.server.access.borrow().covers_at(self.grant, Operation::Repository, Scope::Model(model))
+    }
+
     /// Whose shared memory it may name: its own, if it may have any.
     #[must_use]
     pub fn shared_memory(&self) -> Option<Client> {

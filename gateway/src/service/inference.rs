@@ -3,6 +3,7 @@
 
 use std::rc::Rc;
 
+use ensembles::{Ended, Room};
 use frontend::{
     core::Core,
     desk::PendingReply,
@@ -22,7 +23,10 @@ use crate::{
     image,
     metrics::Stage,
     pool::AT_ONCE_BYTES_MAX,
-    protocol::{self, Elements, InferRequest, Inputs, OutputChoice, OutputForm, Pictures, Placed, Prepared, Resolved},
+    protocol::{
+        self, Elements, InferRequest, Inputs, OutputChoice, OutputForm, Pictures, Placed, Prepared, PreparedEnsemble,
+        Resolved,
+    },
     recent::ReceivedAgo,
     regions::Part,
     trace::OpenTrace,
@@ -54,7 +58,7 @@ pub struct Arrival {
 pub struct Submitted<'a> {
     service: &'a Service,
     client: Client,
-    pending: PendingReply,
+    under_way: UnderWay,
     /// Obeyed when it was admitted.
     admitted_in: Epoch,
     /// How long before that it came in.
@@ -68,6 +72,31 @@ pub struct Submitted<'a> {
     outputs: Vec<OutputChoice>,
     /// Shared memory that its inputs came from stays registered until it ends.
     _parts: Vec<Part>,
+}
+
+/// What is waited for.
+enum UnderWay {
+    Model(PendingReply),
+    Ensemble(Box<ensembles::Pending>),
+}
+
+/// Memory for what goes between the steps of an ensemble. It holds the request's bytes as well, which steps take that
+/// come later.
+struct Between(Charge);
+
+impl Room for Between {
+    fn take(&self, bytes: usize) -> Result<(), InferError> {
+        self.0.grow(bytes).map_err(no_room)
+    }
+}
+
+impl UnderWay {
+    async fn wait(self) -> Ended {
+        match self {
+            Self::Model(pending) => Ended { result: pending.wait().await, steps: Vec::new() },
+            Self::Ensemble(pending) => pending.wait().await,
+        }
+    }
 }
 
 /// A request's end, to be encoded.
@@ -110,7 +139,8 @@ impl Service {
         let mut waited = Span::ZERO;
         if let Some(Pictures { place, pictures }) = pictures {
             let is_ready = |core: &Core| core.is_model_ready(core.models().get(index));
-            if self.desk.with_core(is_ready)
+            if model.ensemble().is_none()
+                && self.desk.with_core(is_ready)
                 && let Some(mut ahead) = self.ahead.may_go(index, &model, &self.pool)
             {
                 let submitted = self.submit(model, terms.ahead(index, place.rows), arrival, charge, trace);
@@ -124,6 +154,11 @@ impl Service {
             waited = self.desk.now() - arrived;
         }
         let inputs = self.read(placed, charge).await?;
+        if model.ensemble().is_some() {
+            let (client, room) = (Some(charge.account().id().into()), Box::new(Between(charge.clone())));
+            let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room));
+            return self.submit_ensemble(prepared, arrival, trace);
+        }
         let mut prepared = terms.with(&model, index, inputs)?;
         prepared.checked.waited = waited;
         self.submit(model, prepared, arrival, charge, trace)
@@ -165,7 +200,30 @@ impl Service {
         Ok(Submitted {
             service: self,
             client: arrival.asker.client,
-            pending,
+            under_way: UnderWay::Model(pending),
+            admitted_in: self.epoch(),
+            ago: ReceivedAgo { began: now - arrival.began, ended: now - arrival.received },
+            ended: None,
+            ahead: None,
+            model,
+            id,
+            outputs,
+            _parts: parts,
+        })
+    }
+
+    fn submit_ensemble(
+        &self,
+        PreparedEnsemble { id, request, outputs, parts }: PreparedEnsemble,
+        arrival: Arrival,
+        trace: &mut OpenTrace,
+    ) -> Result<Submitted<'_>, InferError> {
+        let (now, model) = (self.desk.now(), Rc::clone(&request.model.1));
+        let pending = ensembles::submit(&self.desk, request).inspect_err(|error| trace.failed(error))?;
+        Ok(Submitted {
+            service: self,
+            client: arrival.asker.client,
+            under_way: UnderWay::Ensemble(Box::new(pending)),
             admitted_in: self.epoch(),
             ago: ReceivedAgo { began: now - arrival.began, ended: now - arrival.received },
             ended: None,
@@ -212,11 +270,12 @@ impl Submitted<'_> {
         trace: &mut OpenTrace,
     ) -> Result<Self, InferError> {
         let model = Rc::clone(&self.model);
+        let UnderWay::Model(pending) = &mut self.under_way else { unreachable!("no ensemble goes ahead") };
         let decoded = {
             let decoding = self.service.decode((index, &model), pictures, charge, trace);
             tokio::select! {
                 biased;
-                ended = self.pending.ended() => {
+                ended = pending.ended() => {
                     self.ended = Some(ended);
                     None
                 }
@@ -225,11 +284,11 @@ impl Submitted<'_> {
         };
         match decoded {
             Some(Err(error)) => {
-                self.pending.fail(&error);
+                pending.fail(&error);
                 return Err(error);
             }
             Some(Ok(data)) => {
-                self.pending.give_inputs(&[data]);
+                pending.give_inputs(&[data]);
                 ahead.handle_settled();
             }
             None => {}
@@ -243,21 +302,23 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, client, pending, admitted_in, ago, ended, ahead, model, id, outputs, _parts } = self;
-        let result = match ended {
-            Some(result) => result,
-            None => pending.wait().await,
+        let Self { service, client, under_way, admitted_in, ago, ended, ahead, model, id, outputs, _parts } = self;
+        let Ended { result, steps } = match ended {
+            Some(result) => Ended { result, steps: Vec::new() },
+            None => under_way.wait().await,
         };
         if let Some(ahead) = ahead {
             ahead.handle_ended(&result);
         }
         match &result {
-            Ok(reply) => trace.answered(&reply.timing),
+            Ok(reply) if steps.is_empty() => trace.answered([&reply.timing]),
+            Ok(_) => trace.answered(steps.iter().filter_map(|step| step.ended.as_ref()?.as_ref().ok())),
             Err(error) => trace.failed(error),
         }
         let outcome = result.as_ref().map(|reply| (reply.timing, ago));
         let epochs = [admitted_in, service.epoch()];
         let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome);
+        service.recent.borrow_mut().handle_steps(&steps);
         let reply = result?;
         protocol::check_classes(&model, &outputs, &reply)?;
         for OutputChoice { index, form, classes: _ } in &outputs {

@@ -281,7 +281,7 @@ enums! { enum_lines:
         Abandoned { abandoned_at }
     }
     WeightsOutcome { Loaded { started_at, finished_at, read } Failed { failed_at } }
-    LoadOutcome { Ready { offer, is_last } NotPlaced {} Failed { 0 } }
+    LoadOutcome { Ready { offer, is_last } NotPlaced {} Failed { 0 } Ensemble {} }
     BackendToControl {
         Linked { frontend, link }
         Unlinked { frontend }

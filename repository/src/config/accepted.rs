@@ -6,7 +6,7 @@ use prost_reflect::{DynamicMessage, Value};
 use crate::{
     config::file::{ConfigFile, get},
     error::RepositoryError,
-    model::{PROCESS, PYTHON},
+    model::{ENSEMBLE, PROCESS, PYTHON},
 };
 
 /// Fields that change no answer, and what is done here instead.
@@ -20,6 +20,8 @@ const ACCEPTED: [(&str, &str); 6] = [
 ];
 /// The same of models that no program runs, whose processes it counts.
 const ACCEPTED_OF_FILES: [(&str, &str); 1] = [("instance_group", "each backend says which GPUs host a model")];
+/// The same of ensembles.
+const ACCEPTED_OF_ENSEMBLES: [(&str, &str); 1] = [("model_warmup", "its members are warmed up, each by its own")];
 /// The same of `dynamic_batching`.
 const ACCEPTED_OF_BATCHING: [(&str, &str); 3] = [
     ("preferred_batch_size", "objective and latency profile decide how batches form"),
@@ -27,9 +29,8 @@ const ACCEPTED_OF_BATCHING: [(&str, &str); 3] = [
     ("preserve_ordering", "an answer leaves when it is there"),
 ];
 /// Fields whose models are refused, and why.
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 4] = [
     ("sequence_batching", "the requests of a sequence would not be kept together"),
-    ("ensemble_scheduling", "models are not run one after another here"),
     ("cc_model_filenames", "one file serves all processors: default_model_filename"),
     ("model_operations", "no libraries are loaded"),
     ("model_repository_agents", "no agents change the files"),
@@ -48,6 +49,7 @@ impl ConfigFile<'_> {
         if let Some((key, why)) = REFUSED.into_iter().find(|(key, _)| is_set(&self.message, key)) {
             return refuse(key, why);
         }
+        self.check_ensemble()?;
         for kind in ["input", "output"] {
             let tensors = get(&self.message, kind);
             let tensors = tensors.as_list().unwrap_or_default().iter().filter_map(Value::as_message);
@@ -75,7 +77,9 @@ impl ConfigFile<'_> {
         let batching = get(&self.message, "dynamic_batching");
         let batching = batching.as_message().expect("the schema says message");
         let of_batching = ACCEPTED_OF_BATCHING.into_iter().filter(|(key, _)| batching.has_field_by_name(key));
-        let all = all.map(|(key, instead)| (key.to_owned(), instead));
+        let of_ensembles = ACCEPTED_OF_ENSEMBLES.into_iter().filter(|_| self.executor_name() == ENSEMBLE);
+        let of_ensembles = of_ensembles.filter(|(key, _)| self.message.has_field_by_name(key));
+        let all = all.chain(of_ensembles).map(|(key, instead)| (key.to_owned(), instead));
         all.chain(of_batching.map(|(key, instead)| (format!("dynamic_batching.{key}"), instead))).collect()
     }
 

@@ -15,7 +15,7 @@ use crate::{
     config::file::{MODEL_CONFIG, get, parse, text},
     emulated::UnequalTimes,
     error::RepositoryError,
-    model::ONNX,
+    model::{ENSEMBLE, ONNX},
 };
 
 /// An `inference.ModelConfig`. Serialises as Triton writes it in JSON: fields by their own names, enumerations by
@@ -49,10 +49,13 @@ impl Configuration {
                 message.set_field_by_name(key, Value::String(value.to_owned()));
             }
         };
-        default(&mut message, "backend", if is_emulated { "emulated" } else { ONNX });
+        // As in Triton, nothing runs an ensemble itself.
+        if text(&message, "platform") != ENSEMBLE {
+            default(&mut message, "backend", if is_emulated { "emulated" } else { ONNX });
+        }
         // As in Triton, what a program runs has no platform.
         match text(&message, "backend").as_str() {
-            PROCESS | PYTHON => {}
+            PROCESS | PYTHON | "" => {}
             "emulated" => default(&mut message, "platform", "emulated"),
             _ => default(&mut message, "platform", "onnxruntime_onnx"),
         }

@@ -641,7 +641,7 @@ fn errors_name_the_file_the_key_what_was_found_and_what_was_expected() {
         (wrong("labels.txt", "l.txt"), "digits/l.txt: No such file"),
         (
             wrong("max_batch", "ensemble_scheduling { } max_batch"),
-            "digits/config.pbtxt: ensemble_scheduling: found it, expected none: models are not run one after another",
+            "digits/config.pbtxt: platform: found \"onnxruntime\" beside ensemble_scheduling, expected \"ensemble\"",
         ),
         (wrong("[ 64 ]", "[ 64"), "digits/config.pbtxt: line 4, column 57: expected ',' or ']'"),
         (wrong("output {", "# output {"), "digits/10/model.onnx: found no graph, expected an ONNX model"),

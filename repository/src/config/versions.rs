@@ -10,6 +10,7 @@ use crate::{
     config::file::{ConfigFile, get},
     error::RepositoryError,
     folders::folders,
+    model::ENSEMBLE,
 };
 
 /// `version_policy`.
@@ -22,10 +23,11 @@ enum Policy {
 }
 
 impl ConfigFile<'_> {
-    /// The versions that are to be served, ascending; "1" for an emulated model without any folder.
+    /// The versions that are to be served, ascending; "1" for an emulated model or an ensemble without
+    /// any folder: neither has anything to keep there.
     pub(super) fn versions(&self) -> Result<Vec<String>, RepositoryError> {
         let found = self.version_folders()?;
-        if found.is_empty() && self.executor_name() == "emulated" {
+        if found.is_empty() && ["emulated", ENSEMBLE].contains(&&*self.executor_name()) {
             return Ok(vec!["1".to_owned()]);
         }
         if found.is_empty() {

@@ -396,9 +396,10 @@ impl World {
             0 if self.rng.random_range(0..5) == 0 => BackendToControl::Unlinked { frontend }.into(),
             0..=2 => BackendToControl::Linked { frontend, link: LinkId(1) }.into(),
             3 => {
-                let outcome = match self.rng.random_range(0..3) {
+                let outcome = match self.rng.random_range(0..4) {
                     0 => LoadOutcome::Ready { offer: self.offer(), is_last: self.rng.random() },
                     1 => LoadOutcome::NotPlaced,
+                    2 => LoadOutcome::Ensemble,
                     _ => LoadOutcome::Failed(self.text(1024)),
                 };
                 let known = self.loads.clone();
@@ -563,6 +564,10 @@ impl World {
                 {
                     let fenced = FrontendToModelThread::Fenced { backend, unanswered: tasks };
                     assert_eq!(self.cluster.handle_frontend_message(self.now, port, frontend, fenced), Ok(()));
+                }
+                ClusterOutput::ToFrontend(port, frontend, SchedulerToFrontend::PageEnd) if frontend == self.good.0 => {
+                    let read = FrontendToControl::PageRead;
+                    assert_eq!(self.cluster.handle_frontend_message(self.now, port, frontend, read), Ok(()));
                 }
                 ClusterOutput::Close(member, _) => {
                     assert!(member != Member::Frontend(self.good.0) && member != Member::Backend(self.good.1));

@@ -23,6 +23,8 @@ const WAITERS_MAX: usize = 256;
 const BROUGHT_WAITING_MAX: usize = 16;
 /// Models of which it is remembered that clients changed them.
 const KNOWN_MAX: usize = 65_536;
+/// Of these, how many no backend has ever hosted: ensembles, or nothing at all.
+const UNHOSTED_MAX: usize = 4_096;
 /// Models that are served with what clients brought along.
 const BROUGHT_MAX: usize = 1_024;
 /// Models that clients have ever brought files of: their names are the clients' choice, and all members remember them.
@@ -53,6 +55,8 @@ struct Known {
     brought: Option<Brought>,
     /// Clients have brought files of it, now or before.
     had_files: bool,
+    /// Nobody hosted it when it was unloaded, and it has not been loaded since.
+    is_unhosted: bool,
 }
 
 /// What clients want to become of a model.
@@ -79,7 +83,7 @@ enum Work {
         brought: Option<Brought>,
         /// Have not answered yet.
         awaited: BTreeSet<BackendId>,
-        /// Versions that wait for their word.
+        /// Versions that wait for their word; none of an ensemble.
         ready: BTreeMap<BackendId, Vec<ModelOffer>>,
         failure: Option<String>,
     },
@@ -168,6 +172,21 @@ impl Changes {
         asked
     }
 
+    /// A model is to be unloaded that no backend hosts. It may be an ensemble, which frontends are told of; if it is
+    /// nothing, nothing comes of it.
+    ///
+    /// # Errors
+    /// If too many such have been.
+    pub(super) fn note_unhosted(&mut self, name: &str) -> Result<(), String> {
+        let is_full = || self.known.values().filter(|known| known.is_unhosted).count() >= UNHOSTED_MAX;
+        if !self.known.contains_key(name) && is_full() {
+            let text = "models that no backend hosts, and no more such are kept track of";
+            return Err(format!("clients have unloaded {UNHOSTED_MAX} {text}"));
+        }
+        self.known.entry(name.to_owned()).or_insert_with(|| Known { is_unhosted: true, ..Known::default() });
+        Ok(())
+    }
+
     /// The model was withdrawn, and these backends were told.
     pub(super) fn handle_withdrawn(&mut self, name: &str, told: impl IntoIterator<Item = (BackendId, ModelId)>) {
         if let Some(Change { work: Work::Unload { awaited }, .. }) = self.under_way.get_mut(name) {
@@ -194,6 +213,10 @@ impl Changes {
                     is_last
                 }
                 LoadOutcome::NotPlaced => true,
+                LoadOutcome::Ensemble => {
+                    ready.entry(backend).or_default();
+                    true
+                }
                 LoadOutcome::Failed(reason) => {
                     fail(&reason);
                     true
@@ -257,7 +280,8 @@ impl Changes {
                 None => {
                     let known = self.known.entry(name.clone()).or_default();
                     let had_files = known.had_files || brought.as_ref().is_some_and(|brought| brought.files.is_some());
-                    *known = Known { loads: known.loads + 1, is_unloaded: false, brought, had_files };
+                    let loads = known.loads + 1;
+                    *known = Known { loads, is_unloaded: false, brought, had_files, is_unhosted: false };
                     Outcome::Loaded(load, ready)
                 }
             },
@@ -403,6 +427,35 @@ mod tests {
 
     fn ready(is_last: bool) -> LoadOutcome {
         LoadOutcome::Ready { offer: offer(), is_last }
+    }
+
+    #[test]
+    fn an_ensemble_is_loaded_although_no_backend_hosts_it() {
+        let mut changes = Changes::default();
+        let at = Timestamp(0);
+        changes.handle_asked(at, Some(waiter(1)), LOAD, backends());
+        [1, 2].into_iter().for_each(|backend| {
+            assert!(changes.handle_loaded(BackendId(backend), LoadId(0), LoadOutcome::Ensemble));
+        });
+        let none = backends().map(|backend| (backend, Vec::new())).collect();
+        assert_eq!(changes.poll_ended(at).unwrap().outcome, Outcome::Loaded(LoadId(0), none));
+        assert_eq!(changes.state("m"), (ModelState::Serving, 1), "frontends read it anew");
+        assert_eq!(changes.handle_asked(at, Some(waiter(1)), UNLOAD, backends()), Asked::Unload);
+        assert_eq!(changes.poll_ended(at).unwrap().outcome, Outcome::Unloaded(None));
+        assert_eq!(changes.state("m"), (ModelState::Unloaded, 1));
+    }
+
+    #[test]
+    fn names_that_nobody_hosts_are_bounded() {
+        let mut changes = Changes::default();
+        let noted = (0..UNHOSTED_MAX).filter(|number| changes.note_unhosted(&number.to_string()).is_ok());
+        assert_eq!(noted.count(), UNHOSTED_MAX);
+        assert!(changes.note_unhosted("0").is_ok(), "it is known");
+        assert!(changes.note_unhosted("m").unwrap_err().starts_with("clients have unloaded 4096 models"));
+        changes.handle_asked(Timestamp(0), None, (LOAD.0, "0"), backends());
+        assert!(backends().all(|backend| changes.handle_loaded(backend, LoadId(0), LoadOutcome::Ensemble)));
+        changes.poll_ended(Timestamp(0)).unwrap();
+        assert!(changes.note_unhosted("m").is_ok(), "it has made room");
     }
 
     #[test]

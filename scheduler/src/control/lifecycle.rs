@@ -39,9 +39,11 @@ impl Control {
             let text = format!("its configuration has {found} bytes, expected at most {CONFIG_BYTES_MAX}");
             return self.answer(waiter, Some(text));
         }
-        if wish.to == ModelChange::Unload && !self.members.is_known(name) {
-            // As it is not there, it is done.
-            return self.answer(waiter, None);
+        if wish.to == ModelChange::Unload
+            && !self.members.is_known(name)
+            && let Err(reason) = self.changes.note_unhosted(name)
+        {
+            return self.answer(waiter, Some(reason));
         }
         self.begin_change(now, Some(waiter), wish, name);
     }

@@ -621,7 +621,9 @@ impl Members {
                 let model = self.host_version(backend, offer, &hosted);
                 hosted.models.insert((backend, model));
             }
-            let others = self.versions_on(backend, &offers[0].name).map(|model| (backend, model));
+            // An ensemble takes nothing's place.
+            let Some(first) = offers.first() else { continue };
+            let others = self.versions_on(backend, &first.name).map(|model| (backend, model));
             let others: Vec<_> = others.filter(|other| !hosted.models.contains(other)).collect();
             hosted.replaced.extend(others);
         }

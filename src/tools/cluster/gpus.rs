@@ -40,7 +40,7 @@ fn users(layout: &Layout, models: &[Model]) -> Vec<&'static str> {
     let wants = |processor| {
         let is_wanted = |model: &Model| match model.executor {
             Executor::Onnx { wanted, .. } => wanted.processor == Some(processor),
-            Executor::Emulated { .. } | Executor::Process { .. } => false,
+            Executor::Emulated { .. } | Executor::Process { .. } | Executor::Ensemble(_) => false,
         };
         models.iter().any(is_wanted)
     };

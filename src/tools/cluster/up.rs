@@ -138,7 +138,7 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let found = repository::load(&layout.find_repository(folder.path())?);
     let key = "--repository, or `repository` in --config, names the folder of models";
     let repository = found.context(key)?;
-    let Repository { models, refused } = &repository;
+    let Repository { models, refused, .. } = &repository;
     for Refused { name, version, reason } in refused {
         ensure!(!layout.strict, "model {name}: {reason}");
         let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
@@ -232,9 +232,7 @@ fn check_models(layout: &Layout, repository: &Repository, is_flag: bool) -> Resu
     for index in 0..layout.backend.len() {
         let config: backend::config::Config =
             read_written(&wiring.backend(layout, index)).map_err(|error| anyhow!("backend: {error}"))?;
-        let Repository { models, refused } = repository;
-        let repository = Repository { models: models.clone(), refused: refused.clone() };
-        config.place(repository).map_err(|error| {
+        config.place(repository.clone()).map_err(|error| {
             let text = error.to_string();
             match text.strip_prefix("load_models: ") {
                 Some(rest) if is_flag => anyhow!("--load-model: {rest}"),
@@ -259,7 +257,7 @@ fn control_mode(text: &str) -> Result<ModelControlMode, String> {
 fn programs(models: &[Model]) -> Vec<(String, usize)> {
     let instances = |model: &Model| match &model.executor {
         Executor::Process { program, .. } => Some((model.name.clone(), program.instances)),
-        Executor::Emulated { .. } | Executor::Onnx { .. } => None,
+        Executor::Emulated { .. } | Executor::Onnx { .. } | Executor::Ensemble(_) => None,
     };
     models.iter().filter_map(instances).collect()
 }

@@ -1,0 +1,15 @@
+//! Requests for ensembles: their members are asked as soon as what they take is there, side by side where they can be,
+//! inside one deadline.
+//!
+//! [`run`] is the way of one request as a state machine without IO, over any kind of tensor. [`pending`] drives it with
+//! the models of a frontend's desk: [`submit`] begins, [`Pending::wait`] waits for the end, dropping it cancels all
+//! that is under way. Programs that link the frontend start it by
+//! [`client::start`]; the crate `gateway` serves HTTP and gRPC with it.
+#![forbid(unsafe_code)]
+
+pub mod client;
+mod members;
+pub mod pending;
+pub mod run;
+
+pub use pending::{Ended, Pending, Request, Room, Step, submit};

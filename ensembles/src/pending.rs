@@ -1,0 +1,335 @@
+//! A request for an ensemble under way, with the models of a desk.
+//!
+//! No wait here is without a bound: each step is a request of the desk, which ends on its own, and the whole ends at
+//! its deadline.
+#![allow(clippy::disallowed_methods)] // A driver: it waits in real time.
+
+use std::{
+    future::{pending, poll_fn},
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use frontend::{
+    InferError,
+    desk::{Counted, Desk, PendingReply},
+    request::{Place, check_placed},
+    rope::Rope,
+    slots::Client,
+    tasks::{CheckedRequest, Reply, Timing},
+};
+use proto::{
+    Application, Span, Timestamp,
+    scheduler_to_frontend::{DropReason, ModelState},
+    stages::AnswerStamps,
+};
+use repository::{Executor, Model};
+
+use crate::{
+    members::{self, Member, Tensor},
+    run::{Action, Failure, Run},
+};
+
+/// A request for an ensemble.
+pub struct Request {
+    /// Index in the model table, and what was found there.
+    pub model: (usize, Rc<Model>),
+    /// With places that were taken from the ensemble's own inputs, and are all.
+    pub inputs: Vec<(Place, Rope)>,
+    /// Which of its outputs are wanted; steps that only others need are not asked.
+    pub wanted: Vec<bool>,
+    /// The objective of the whole, from its arrival on; `ENDLESS` if it has none.
+    pub slo: Span,
+    /// How long ago it arrived, if that was long ago.
+    pub waited: Span,
+    /// As the client says it: each member makes of it what it does of its own requests'.
+    pub priority: u8,
+    /// The workload that it is of.
+    pub application: Application,
+    /// Whose share of the arena its steps take.
+    pub client: Option<Client>,
+    /// Who has room for what goes between its steps.
+    pub room: Box<dyn Room>,
+}
+
+/// Has room in memory for the tensors that go between steps, until the request ends.
+pub trait Room {
+    /// So many bytes more.
+    ///
+    /// # Errors
+    /// If there is no room.
+    fn take(&self, bytes: usize) -> Result<(), InferError>;
+}
+
+/// Whoever asks bounds them otherwise.
+impl Room for () {
+    fn take(&self, _: usize) -> Result<(), InferError> {
+        Ok(())
+    }
+}
+
+/// What became of a step that was asked.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// Its model.
+    pub model: Rc<Model>,
+    /// How long after the request's arrival it was asked.
+    pub asked: Span,
+    /// How long after the request's arrival its own deadline was; `ENDLESS` if it had none.
+    pub until: Span,
+    /// Where its time went, or why it has no answer; nothing if it was cancelled.
+    pub ended: Option<Result<Timing, InferError>>,
+}
+
+/// How a request ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its answer, or why there is none.
+    pub result: Result<Reply, InferError>,
+    /// The steps that were asked, in that order.
+    pub steps: Vec<Step>,
+}
+
+/// A request that is under way. Dropping it cancels whatever is under way of it.
+pub struct Pending {
+    desk: Rc<Desk>,
+    counted: Option<Counted>,
+    run: Run<Tensor, InferError>,
+    members: Vec<Member>,
+    /// What each step asks of the request, but for its own part.
+    request: Terms,
+    /// By step.
+    under_way: Vec<(usize, PendingReply)>,
+    /// By step, with its place in `steps`.
+    asked: Vec<Option<usize>>,
+    steps: Vec<Step>,
+    finished: Option<Result<Vec<Option<Tensor>>, Failure<InferError>>>,
+}
+
+struct Terms {
+    face: Rc<Model>,
+    rows: usize,
+    arrived: Timestamp,
+    admitted: Timestamp,
+    slo: Span,
+    priority: u8,
+    application: Application,
+    client: Option<Client>,
+    room: Box<dyn Room>,
+}
+
+/// Step 1: begins a request; the steps that take nothing but its inputs are submitted.
+///
+/// # Errors
+/// If the ensemble or a member cannot be asked now, or never in time.
+pub fn submit(desk: &Rc<Desk>, request: Request) -> Result<Pending, InferError> {
+    let index = request.model.0;
+    let begun = Pending::begin(desk, request);
+    let mut pending = begun.inspect_err(|error| desk.handle_refused(index, error))?;
+    pending.act();
+    Ok(pending)
+}
+
+impl Pending {
+    fn begin(desk: &Rc<Desk>, request: Request) -> Result<Self, InferError> {
+        let Request { model: (index, face), inputs, wanted, slo, waited, priority, application, client, room } =
+            request;
+        let Executor::Ensemble(graph) = &face.executor else {
+            return Err(InferError::Invalid(format!("model: found '{}', expected an ensemble", face.name)));
+        };
+        desk.with_core(|core| {
+            let served = core.models().get(index);
+            if !Rc::ptr_eq(&served.model, &face) {
+                return Err(InferError::LoadedAnew { model: face.name.clone() });
+            }
+            match served.state {
+                ModelState::Unloading | ModelState::Unloaded => Err(InferError::Unloaded { model: face.name.clone() }),
+                ModelState::Serving | ModelState::Loading => Ok(()),
+            }
+        })?;
+        // What is wrong with it is said of the ensemble, and not of its members.
+        let CheckedRequest { rows, .. } = check_placed(&face, index, inputs.clone(), slo)?;
+        let (members, least): (Vec<Member>, Vec<Span>) = Member::all(desk, &face, graph)?.into_iter().unzip();
+        let mut given: Vec<Option<Tensor>> = face.inputs.iter().map(|_| None).collect();
+        for (Place { input, shape, .. }, data) in inputs {
+            given[input] = Some(Tensor { datatype: face.inputs[input].datatype, shape, data });
+        }
+        let admitted = desk.now();
+        let arrived = Timestamp(admitted.0 - waited.0);
+        let deadline = if slo == Span::ENDLESS { Timestamp::NEVER } else { arrived + slo };
+        let run = Run::new(Arc::clone(graph), &least, deadline, given, wanted);
+        let (ensemble, least) = (|| face.name.clone(), run.least());
+        if slo < least {
+            return Err(InferError::NeverMet { model: ensemble(), slo, least });
+        }
+        let asked = vec![None; members.len()];
+        let request =
+            Terms { rows, arrived, admitted, slo, priority, application, client, room, face: Rc::clone(&face) };
+        Ok(Self {
+            desk: Rc::clone(desk),
+            counted: Some(desk.count(index)),
+            run,
+            members,
+            request,
+            under_way: Vec::new(),
+            asked,
+            steps: Vec::new(),
+            finished: None,
+        })
+    }
+
+    /// Does what there is to do now.
+    fn act(&mut self) {
+        while let Some(action) = self.run.poll_action(self.desk.now()) {
+            match action {
+                Action::Submit { step, inputs, until } => match self.ask(step, inputs, until) {
+                    Ok(reply) => self.under_way.push((step, reply)),
+                    Err(error) => self.on_ended(step, Err(error)),
+                },
+                Action::Cancel { step } => self.under_way.retain(|(other, _)| *other != step),
+                Action::Finish(result) => self.finished = Some(result),
+            }
+        }
+    }
+
+    /// Submits a step.
+    fn ask(&mut self, step: usize, inputs: Vec<Option<Tensor>>, until: Timestamp) -> Result<PendingReply, InferError> {
+        let (now, member, request) = (self.desk.now(), &self.members[step], &self.request);
+        let waited = now - request.arrived;
+        let until = if until == Timestamp::NEVER { Span::ENDLESS } else { until - request.arrived };
+        self.asked[step] = Some(self.steps.len());
+        self.steps.push(Step { model: Rc::clone(&member.model), asked: waited, until, ended: None });
+        let (is_it, least) = self.desk.with_core(|core| {
+            let served = core.models().get(member.index);
+            let least = served.offer.map_or(Span::ZERO, |offer| offer.least_latency);
+            (Rc::ptr_eq(&served.model, &member.model), least)
+        });
+        if !is_it {
+            return Err(InferError::LoadedAnew { model: member.model.name.clone() });
+        }
+        let priority = member.model.priorities.of(request.priority.into());
+        let share = if until == Span::ENDLESS { Span::ENDLESS } else { until - waited };
+        let share = member.model.queue.objective(priority, Some(share), share);
+        if share < least {
+            return Err(DropReason::Deadline.into());
+        }
+        let slo = if share == Span::ENDLESS { share } else { waited + share };
+        let Terms { application, client, .. } = *request;
+        let names = &step_of(&request.face, step).inputs;
+        let checked = member.checked(names, inputs, slo)?;
+        let waited = if slo == Span::ENDLESS { Span::ZERO } else { waited };
+        self.desk.submit(&CheckedRequest { waited, priority, application, client, ..checked })
+    }
+
+    /// A step has ended, or could not be submitted.
+    fn on_ended(&mut self, step: usize, result: Result<Reply, InferError>) {
+        let result = result.and_then(|reply| {
+            self.request.room.take(self.members[step].kept_bytes(&reply))?;
+            Ok(reply)
+        });
+        if let Some(at) = self.asked[step] {
+            self.steps[at].ended = Some(result.as_ref().map(|reply| reply.timing).map_err(InferError::clone));
+        }
+        self.run.handle_reply(step, result.map(|reply| self.members[step].tensors(&reply)));
+    }
+
+    /// Waits for the request's end.
+    pub async fn wait(mut self) -> Ended {
+        let result = loop {
+            if let Some(result) = self.finished.take() {
+                break result;
+            }
+            let due = self.run.poll_timeout().map(|at| (at - self.desk.now()).to_duration());
+            let ended = tokio::select! {
+                biased;
+                ended = poll_fn(|context| poll_any(&mut self.under_way, context)) => Some(ended),
+                () = sleep(due) => None,
+            };
+            match ended {
+                Some((step, result)) => self.on_ended(step, result),
+                None => self.run.handle_timeout(self.desk.now()),
+            }
+            self.act();
+        };
+        let result = self.answer(result);
+        if let Some(counted) = self.counted.take() {
+            counted.end(&result);
+        }
+        Ended { result, steps: std::mem::take(&mut self.steps) }
+    }
+
+    fn answer(&self, result: Result<Vec<Option<Tensor>>, Failure<InferError>>) -> Result<Reply, InferError> {
+        let Terms { face, rows, .. } = &self.request;
+        let outputs = result.map_err(|failure| match failure {
+            Failure::Deadline => DropReason::Deadline.into(),
+            Failure::Step(step, cause) => members::in_step(face, &self.members[step].model, cause),
+        })?;
+        let (outputs, shapes) = members::answer(face, *rows, outputs)?;
+        let (timing, batches, was_late) = (self.timing(), Vec::new(), false);
+        Ok(Reply { outputs, shapes, rows: *rows, timing, batches, was_late })
+    }
+
+    /// Where the time went, as far as one timing can tell of several steps: their stages' sums end with the answer, one
+    /// after another, and what was before is the way from the admission to the GPU. As Triton counts it.
+    fn timing(&self) -> Timing {
+        let ran = || self.steps.iter().filter_map(|step| step.ended.as_ref()?.as_ref().ok());
+        let Some(last) = ran().max_by_key(|timing| timing.answered_at) else {
+            unreachable!("what is answered was made by a step")
+        };
+        let sum = |of: fn(&Timing) -> i64| ran().map(|timing| of(timing).max(0)).sum::<i64>();
+        let answered_at = last.answered_at;
+        let took = self.desk.now() - self.request.admitted;
+        let admitted_at = Timestamp(answered_at.0 - took.0);
+        let finished_at_ns = answered_at.0 - sum(|timing| timing.answered_at.0 - timing.stamps.finished_at_ns);
+        let started_at_ns = finished_at_ns - sum(|timing| timing.stamps.finished_at_ns - timing.stamps.started_at_ns);
+        let planned_at_ns = started_at_ns - sum(|timing| timing.stamps.fetched_at_ns - timing.stamps.planned_at_ns);
+        let begun = admitted_at.0;
+        let stamps = AnswerStamps {
+            queued_at_ns: begun,
+            due_at_ns: begun,
+            granted_at_ns: begun,
+            planned_at_ns,
+            fetched_at_ns: started_at_ns,
+            exec_at_ns: started_at_ns,
+            started_at_ns,
+            finished_at_ns,
+        };
+        let deadline = match self.request.slo {
+            Span::ENDLESS => Timestamp::NEVER,
+            slo => admitted_at + (slo - (self.request.admitted - self.request.arrived)),
+        };
+        let batch_size = u16::try_from(self.request.rows).unwrap_or(u16::MAX);
+        Timing { admitted_at, deadline, stamps, answered_at, batch_size, ..*last }
+    }
+}
+
+fn step_of(face: &Model, step: usize) -> &repository::EnsembleStep {
+    &face.ensemble().expect("only ensembles have runs").steps[step]
+}
+
+/// The first of these that has ended, which goes.
+fn poll_any(
+    under_way: &mut Vec<(usize, PendingReply)>,
+    context: &mut Context<'_>,
+) -> Poll<(usize, Result<Reply, InferError>)> {
+    let ended = under_way.iter_mut().enumerate().find_map(|(at, (step, reply))| match reply.poll_ended(context) {
+        Poll::Ready(result) => Some((at, *step, result)),
+        Poll::Pending => None,
+    });
+    match ended {
+        Some((at, step, result)) => {
+            under_way.swap_remove(at);
+            Poll::Ready((step, result))
+        }
+        None => Poll::Pending,
+    }
+}
+
+/// Without a time for ever.
+async fn sleep(due: Option<std::time::Duration>) {
+    match due {
+        Some(due) => tokio::time::sleep(due).await,
+        None => pending().await,
+    }
+}
