@@ -157,6 +157,47 @@ def vulture(folder, name, labels, batch):
     )
 
 
+PREPROCESS = '''"""Decodes pictures, each to what densenet takes: Triton's image_preprocess, of which only the C++ is public."""
+
+import io
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from PIL import Image
+
+
+def decoded(file):
+    picture = Image.open(io.BytesIO(file)).convert("RGB").resize((224, 224))
+    return np.asarray(picture, np.float32).transpose(2, 0, 1) / 127.5 - 1
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        files = [pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy() for request in requests]
+        pictures = [np.stack([decoded(file) for file in rows.reshape(-1)]) for rows in files]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", of)]) for of in pictures]
+'''
+
+
+def ensemble_of_pictures(folder, name, classifier):
+    """The ensemble that ensemble_image_client.py asks: files of pictures in, classes out."""
+    inputs, pictures = [("INPUT", "STRING", [1], "")], [("OUTPUT", "FP32", [3, 224, 224], "")]
+    text = config("image_preprocess", 8, inputs, pictures).replace('platform: "onnxruntime_onnx"', 'backend: "python"')
+    (folder / "image_preprocess" / "1").mkdir(parents=True)
+    (folder / "image_preprocess" / "1" / "model.py").write_text(PREPROCESS)
+    (folder / "image_preprocess" / "config.pbtxt").write_text(text)
+    steps = """ensemble_scheduling { step [
+  { model_name: "image_preprocess" model_version: -1
+    input_map { key: "INPUT" value: "INPUT" } output_map { key: "OUTPUT" value: "preprocessed" } },
+  { model_name: "%s" model_version: -1
+    input_map { key: "data_0" value: "preprocessed" } output_map { key: "fc6_1" value: "OUTPUT" } }
+] }
+""" % classifier
+    text = config(name, 8, inputs, [("OUTPUT", "FP32", [1000], "")], steps)
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "config.pbtxt").write_text(text.replace("onnxruntime_onnx", "ensemble"))
+
+
 METADATA = "{'names': {0: 'person', 1: 'bicycle'}, 'task': 'detect', 'stride': 32, 'batch': 1, 'imgsz': [64, 64]}"
 # As in Ultralytics' guide to Triton.
 YOLO = f"""
@@ -229,6 +270,7 @@ output [ { name: "output0" data_type: TYPE_FP32 dims: [ 84, 64 ] } ]
     yolo(folder, "yolo_fixed", fixed, YOLO)
     vulture(folder, "densenet_onnx", labels, 0)
     vulture(folder, "densenet_batches", labels, 8)
+    ensemble_of_pictures(folder, "preprocess_inception_ensemble", "densenet_batches")
 
 
 main()

@@ -228,6 +228,8 @@ def example_models(r):
     for name in ("simple_string", "simple_identity", "densenet_onnx", "densenet_batches"):
         r.add(f"own/{name}")
     r.add("own/custom_identity_int32")
+    r.add("own/image_preprocess")
+    r.add("own/preprocess_inception_ensemble")
 
 
 def image(file, *args, grpc=False):
@@ -278,7 +280,11 @@ EXAMPLE_STEPS = [
     example("grpc_client.py"),
     example("reuse_infer_objects_client.py"),
     example("reuse_infer_objects_client.py", "-i", "grpc", "-u", "localhost:8001"),
-    example("ensemble_image_client.py", na="needs an ensemble, which the server does not offer"),
+    *[
+        Script(" ".join(["ensemble_image_client.py", *flags]),
+               python("ensemble_image_client.py", *flags, "{state}/server/qa/images/vulture.jpeg"), says=("VULTURE", "PASS"))
+        for flags in ((), ("-i", "grpc", "-u", "localhost:8001"))
+    ],
     example("memory_growth_test.py", "-i", "http", "-r", "200", says=()),
     example("memory_growth_test.py", "-i", "grpc", "-r", "200", says=()),
     *[
@@ -408,6 +414,14 @@ def torn(r):
     model = r.add(f"qa_model_repository/onnx_{F3}").sub("^max_batch_size:.*", "max_batch_size: 1")
     for file in model.folder.glob("*/*"):
         file.unlink()
+
+
+def ensemble_models(r):
+    """`simple` in two versions, and the ensemble that asks both."""
+    simple = r.add("examples/simple").append("version_policy: { all { } }")
+    shutil.copytree(simple.folder / "1", simple.folder / "2")
+    name = "ensemble_add_sub_int32_int32_int32"
+    (r.add(f"ensembles/{name}").folder / "1").mkdir()
 
 
 def second_version(r):
@@ -667,6 +681,19 @@ SUITES = [
             "*": "goes through an ensemble and a backend that sleeps, in one test",
         }),
     ]),
+    *[
+        Suite(f"ensemble-{outputs}", QA + "L0_simple_ensemble", ensemble_models, [
+            Unit("ensemble_test.py", tests=tests, na={
+                "*.test_ensemble_sequence_flags": SEQUENCES,
+                "*.test_ensemble_partial_add_sub": "its model leaves out an output that it says it has",
+            }),
+        ])
+        # Which versions were asked is counted from the start.
+        for outputs, tests in (
+            ("all-outputs", ("*.test_ensemble_add_sub", "*.test_ensemble_sequence_flags", "*.test_ensemble_partial_*")),
+            ("one-output", ("*.test_ensemble_add_sub_one_output",)),
+        )
+    ],
     Suite("lifecycle-control", QA + "L0_lifecycle", placeholder, [
         Unit("lifecycle_test.py", tests=("*.test_model_control_fail",)),
     ], triton="--model-control-mode=explicit --strict-readiness=false", late=torn),
@@ -713,7 +740,8 @@ NOT_APPLICABLE = {
     "L0_grpc/grpc_client_plugin_test": PYTHON + " (it answers with the request's headers)",
     "L0_parameters/parameters_test": PYTHON + " (it answers with the request's parameters)",
     "L0_response_statistics": DECOUPLED,
-    "L0_sequence_*, L0_simple_ensemble, L0_decoupled, L0_implicit_state": "no sequences, ensembles or decoupled models",
+    "L0_sequence_*, L0_decoupled, L0_implicit_state": "no sequences or decoupled models",
+    "L0_simple_ensemble/ensemble_backpressure_test": DECOUPLED,
     "L0_client_timeout/client_non_infer_timeout_test": DEBUG,
     "L0_long_running_stress": "needs perf_analyzer and sequences",
     "L0_buffer_attributes, L0_dlpack_*": PYTHON,
@@ -721,7 +749,7 @@ NOT_APPLICABLE = {
     "L0_backend_python/async_execute, bls, custom_metrics, examples, request_rescheduling":
         "models do not call other models, or make metrics",
     "L0_backend_python/decoupled, response_sender": DECOUPLED,
-    "L0_backend_python/ensemble, io": "needs ensembles, CUDA, or which outputs a request wants",
+    "L0_backend_python/ensemble, io": "needs CUDA, or which outputs a request wants",
     "L0_backend_python/env": "a model's interpreter is named by `python`, not packed",
     "L0_backend_python/model_control": "needs an ensemble, or loads that bring a program along, which none may",
     "L0_backend_python/model_readiness": "models are not asked whether they are ready",
