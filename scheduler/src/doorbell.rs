@@ -4,9 +4,9 @@
 //! Life of a nap: the thread sets its flag, looks once more for work, and sleeps. Who posts does it the other way
 //! round, the work first and then a look at the flag, so one of the two always sees the other (checked with loom).
 
-#[cfg(loom)]
+#[cfg(interleavings)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
-#[cfg(not(loom))]
+#[cfg(not(interleavings))]
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 /// At the door of one thread.
@@ -48,7 +48,7 @@ impl Doorbell {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, interleavings))]
 mod loom_tests {
     use loom::{model, sync::Arc, thread};
 

@@ -11,22 +11,22 @@
 use std::collections::VecDeque;
 
 use proto::{GpuId, ModelId, Span, Timestamp};
-#[cfg(not(loom))]
+#[cfg(not(interleavings))]
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::messages::{Background, Candidate, GpuUpdate, Grant, Price, Traffic, Whereabouts};
-#[cfg(loom)]
+#[cfg(interleavings)]
 use ring_model::{Consumer, Producer, RingBuffer};
 use sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
 
 /// The same names from loom when it explores, from the standard library otherwise.
 mod sync {
-    #[cfg(loom)]
+    #[cfg(interleavings)]
     pub(crate) use loom::sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering, fence},
     };
-    #[cfg(not(loom))]
+    #[cfg(not(interleavings))]
     pub(crate) use std::sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering, fence},
@@ -399,7 +399,7 @@ impl Slot {
 
 /// `rtrb`'s rings as far as they are used here, for loom to see. They are checked elsewhere; here only what is built
 /// on them.
-#[cfg(loom)]
+#[cfg(interleavings)]
 mod ring_model {
     use std::collections::VecDeque;
 
@@ -438,7 +438,7 @@ mod ring_model {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, interleavings))]
 mod loom_tests;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(interleavings)))]
 mod tests;

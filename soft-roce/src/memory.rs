@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, PoisonError};
 
-#[cfg(loom)]
+#[cfg(interleavings)]
 use loom::sync::Mutex;
-#[cfg(not(loom))]
+#[cfg(not(interleavings))]
 use std::sync::Mutex;
 
 use crate::wire::QueuePairNumber;
@@ -144,7 +144,7 @@ pub struct RegionHandle {
 }
 
 /// Every interleaving of the threads that share a region's bytes.
-#[cfg(all(test, loom))]
+#[cfg(all(test, interleavings))]
 mod loom_tests {
     use loom::{model, thread};
 

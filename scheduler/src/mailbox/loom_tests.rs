@@ -1,4 +1,4 @@
-//! Interleavings of two threads, with loom; run with `RUSTFLAGS="--cfg loom" cargo test -p scheduler loom`.
+//! Interleavings of two threads, with loom; run with `RUSTFLAGS="--cfg interleavings" cargo test -p scheduler loom`.
 
 use loom::{model::Builder, thread};
 
