@@ -60,13 +60,15 @@ pub struct ReceivedAgo {
 }
 
 impl Recent {
-    /// Remembers a client's request, with the epochs obeyed when it was admitted and when it ended; yields its number.
+    /// Remembers a client's request, with the epochs obeyed when it was admitted and when it ended, and the steps of
+    /// one for an ensemble; yields its number.
     pub fn push(
         &mut self,
         (client, id): (Client, Option<&str>),
         model: &str,
         epochs: [Epoch; 2],
         outcome: Result<(Timing, ReceivedAgo), &InferError>,
+        steps: &[ensembles::Step],
     ) -> u64 {
         if self.requests.len() == REQUESTS_MAX {
             self.requests.pop_front();
@@ -74,21 +76,10 @@ impl Recent {
         self.ended += 1;
         debug_assert!(id.is_none_or(|id| id.len() <= protocol::ID_BYTES_MAX));
         let (number, id) = (self.ended, id.map(str::to_owned));
-        let (outcome, steps) = (outcome.map_err(shortened), Box::default());
+        let steps = steps.iter().map(Step::of).collect();
+        let outcome = outcome.map_err(shortened);
         self.requests.push_back(Ended { number, client, id, model: model.into(), epochs, outcome, steps });
         number
-    }
-
-    /// The request that was pushed last was for an ensemble, and these were its steps.
-    pub fn handle_steps(&mut self, steps: &[ensembles::Step]) {
-        let Some(ended) = self.requests.back_mut() else { return };
-        let kept = steps.iter().map(|ensembles::Step { model, asked, until, ended }| Step {
-            model: (*model.name).into(),
-            asked: *asked,
-            until: *until,
-            outcome: ended.as_ref().map(|ended| ended.as_ref().copied().map_err(shortened)),
-        });
-        ended.steps = kept.collect();
     }
 
     /// Explains the request of that number, or else the last one with that id, of those whose client and model whoever
@@ -130,6 +121,11 @@ impl Recent {
 }
 
 impl Step {
+    fn of(ensembles::Step { model, asked, until, ended }: &ensembles::Step) -> Self {
+        let outcome = ended.as_ref().map(|ended| ended.as_ref().copied().map_err(shortened));
+        Self { model: (*model.name).into(), asked: *asked, until: *until, outcome }
+    }
+
     fn explained(&self) -> Value {
         let us = |span: Span| span.0 as f64 / 1e3;
         let until = (self.until != Span::ENDLESS).then(|| us(self.until));
@@ -247,7 +243,7 @@ mod tests {
     #[test]
     fn a_request_is_explained_by_its_number_or_its_id() {
         let mut recent = Recent::default();
-        let number = recent.push((ME, Some("mine")), "digits", ONE, Ok((timing(), AGO)));
+        let number = recent.push((ME, Some("mine")), "digits", ONE, Ok((timing(), AGO)), &[]);
         let explained = recent.explain(&number.to_string(), all).unwrap();
         assert_eq!(explained, recent.explain("mine", all).unwrap());
         let expected = "it was held back 5.000 ms, so that its batch grows, to 5, and waited 3.000 ms for a GPU; the \
@@ -257,12 +253,12 @@ mod tests {
         let at = |instant: &str| explained["microseconds_since_admission"][instant].as_f64().unwrap();
         assert_eq!(["arrived", "received", "queued", "answered"].map(at), [-3_000.0, -1_000.0, 1_000.0, 19_000.0]);
         let endless = Timing { deadline: Timestamp::NEVER, ..timing() };
-        let number = recent.push((ME, None), "digits", ONE, Ok((endless, AGO)));
+        let number = recent.push((ME, None), "digits", ONE, Ok((endless, AGO)), &[]);
         let explained = recent.explain(&number.to_string(), all).unwrap();
         let why = explained["why"].as_str().unwrap();
         assert!(why.ends_with("its answer came whenever that was, as it had no objective"), "{why}");
         assert!(explained["microseconds_since_admission"]["deadline"].is_null());
-        let failed = recent.push((ME, None), "digits", ONE, Err(&InferError::NoScheduler));
+        let failed = recent.push((ME, None), "digits", ONE, Err(&InferError::NoScheduler), &[]);
         assert!(
             recent.explain(&failed.to_string(), all).unwrap()["outcome"].as_str().unwrap().contains("no scheduler")
         );
@@ -277,7 +273,7 @@ mod tests {
             (epochs((1, 0), (2, 1)), Ok((timing(), AGO)), json!(["1.0", "2.1"])),
             (epochs((2, 0), (2, 1)), Err(&lost), json!(["2.0", "2.1"])),
         ] {
-            let number = recent.push((ME, None), "digits", lived, outcome);
+            let number = recent.push((ME, None), "digits", lived, outcome, &[]);
             assert_eq!(recent.explain(&number.to_string(), all).unwrap()["epochs"], expected);
         }
     }
@@ -286,9 +282,9 @@ mod tests {
     #[test]
     fn what_one_may_not_see_is_as_if_it_had_never_been() {
         let (mut recent, other) = (Recent::default(), Client::Certificate([2; 16]));
-        let mine = recent.push((ME, Some("id")), "digits", ONE, Ok((timing(), AGO)));
-        let theirs = recent.push((other, Some("id")), "digits", ONE, Ok((timing(), AGO)));
-        let strings = recent.push((ME, Some("4711")), "strings", ONE, Ok((timing(), AGO)));
+        let mine = recent.push((ME, Some("id")), "digits", ONE, Ok((timing(), AGO)), &[]);
+        let theirs = recent.push((other, Some("id")), "digits", ONE, Ok((timing(), AGO)), &[]);
+        let strings = recent.push((ME, Some("4711")), "strings", ONE, Ok((timing(), AGO)), &[]);
         let own = |request: &str| recent.explain(request, |client, model| client == ME && model == "digits");
         assert_eq!(own("id").unwrap()["request"], mine, "the last that may be seen");
         assert_eq!(all_of(&recent, "id"), theirs);
@@ -306,11 +302,11 @@ mod tests {
     fn only_the_last_are_remembered() {
         let mut recent = Recent::default();
         (0..REQUESTS_MAX + 3).for_each(|_| {
-            recent.push((ME, None), "digits", ONE, Ok((timing(), AGO)));
+            recent.push((ME, None), "digits", ONE, Ok((timing(), AGO)), &[]);
         });
         assert_eq!(recent.requests.len(), REQUESTS_MAX);
         let long = InferError::Failed("x".repeat(100_000));
-        recent.push((ME, Some(&"i".repeat(protocol::ID_BYTES_MAX))), "digits", ONE, Err(&long));
+        recent.push((ME, Some(&"i".repeat(protocol::ID_BYTES_MAX))), "digits", ONE, Err(&long), &[]);
         let kept = recent.requests.back().unwrap();
         assert_eq!(kept.outcome.as_ref().unwrap_err().len(), ERROR_CHARS_MAX);
         let error = recent.explain("3", all).unwrap_err().to_string();

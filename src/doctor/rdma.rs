@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use transport::{AUTO_DEVICE, ArmName};
+use transport::ArmName;
 
 use super::host::{Host, Limits};
 use crate::doctor::finding::{Finding, REGISTERED_BYTES_USUAL};
@@ -105,7 +105,7 @@ pub(super) fn check(host: &Host, devices: &[Device], wanted: &ArmName, address: 
     // Of several, a cluster's addresses tell which one `auto` is.
     let is_only_one = devices.len() == 1;
     for device in devices {
-        let needed = matches!(wanted, ArmName::Verbs(name) if *name == device.name) || is_auto(wanted) && is_only_one;
+        let needed = matches!(wanted, ArmName::Verbs(name) if *name == device.name) || wanted.is_auto() && is_only_one;
         for port in &device.ports {
             findings.extend(check_port(device, port, needed, address));
         }
@@ -116,20 +116,16 @@ pub(super) fn check(host: &Host, devices: &[Device], wanted: &ArmName, address: 
     findings
 }
 
-fn is_auto(wanted: &ArmName) -> bool {
-    matches!(wanted, ArmName::Verbs(name) if name == AUTO_DEVICE)
-}
-
 fn presence(devices: &[Device], wanted: &ArmName) -> Finding {
     let subject = "RDMA devices";
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     let found = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     match wanted {
-        ArmName::Verbs(_) if is_auto(wanted) && names.is_empty() => {
+        ArmName::Verbs(_) if wanted.is_auto() && names.is_empty() => {
             let remedy = "--arm verbs:auto needs an RDMA device; load its driver, or use --arm soft";
             Finding::stop(subject, found, remedy)
         }
-        ArmName::Verbs(device) if !is_auto(wanted) && !names.contains(&device.as_str()) => {
+        ArmName::Verbs(device) if !wanted.is_auto() && !names.contains(&device.as_str()) => {
             let remedy = format!(
                 "--arm verbs:{device} needs that device; name one that exists, load its driver, or use --arm soft"
             );

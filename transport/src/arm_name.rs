@@ -19,6 +19,14 @@ pub enum ArmName {
     Verbs(String),
 }
 
+impl ArmName {
+    /// Whether it is the device that the route to the scheduler leaves by.
+    #[must_use]
+    pub fn is_auto(&self) -> bool {
+        matches!(self, Self::Verbs(device) if device == AUTO_DEVICE)
+    }
+}
+
 impl FromStr for ArmName {
     type Err = ArmNameError;
 

@@ -197,19 +197,7 @@ impl Service {
             false => Err(InferError::LoadedAnew { model: model.name.clone() }),
         };
         let pending = pending.inspect_err(|error| trace.failed(error))?;
-        Ok(Submitted {
-            service: self,
-            client: arrival.asker.client,
-            under_way: UnderWay::Model(pending),
-            admitted_in: self.epoch(),
-            ago: ReceivedAgo { began: now - arrival.began, ended: now - arrival.received },
-            ended: None,
-            ahead: None,
-            model,
-            id,
-            outputs,
-            _parts: parts,
-        })
+        Ok(self.submitted((model, UnderWay::Model(pending)), (now, &arrival), (id, outputs, parts)))
     }
 
     fn submit_ensemble(
@@ -220,10 +208,21 @@ impl Service {
     ) -> Result<Submitted<'_>, InferError> {
         let (now, model) = (self.desk.now(), Rc::clone(&request.model.1));
         let pending = ensembles::submit(&self.desk, request).inspect_err(|error| trace.failed(error))?;
-        Ok(Submitted {
+        let under_way = UnderWay::Ensemble(Box::new(pending));
+        Ok(self.submitted((model, under_way), (now, &arrival), (id, outputs, parts)))
+    }
+
+    /// What is under way since `now`, for a request that arrived so.
+    fn submitted(
+        &self,
+        (model, under_way): (Rc<Model>, UnderWay),
+        (now, arrival): (Timestamp, &Arrival),
+        (id, outputs, parts): (Option<String>, Vec<OutputChoice>, Vec<Part>),
+    ) -> Submitted<'_> {
+        Submitted {
             service: self,
             client: arrival.asker.client,
-            under_way: UnderWay::Ensemble(Box::new(pending)),
+            under_way,
             admitted_in: self.epoch(),
             ago: ReceivedAgo { began: now - arrival.began, ended: now - arrival.received },
             ended: None,
@@ -232,7 +231,7 @@ impl Service {
             id,
             outputs,
             _parts: parts,
-        })
+        }
     }
 
     /// The epoch that is obeyed, or was obeyed last.
@@ -317,8 +316,7 @@ impl Submitted<'_> {
         }
         let outcome = result.as_ref().map(|reply| (reply.timing, ago));
         let epochs = [admitted_in, service.epoch()];
-        let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome);
-        service.recent.borrow_mut().handle_steps(&steps);
+        let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome, &steps);
         let reply = result?;
         protocol::check_classes(&model, &outputs, &reply)?;
         for OutputChoice { index, form, classes: _ } in &outputs {

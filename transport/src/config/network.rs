@@ -22,7 +22,7 @@ use super::{
     secret_key::{Inline, SecretKey},
 };
 use crate::{
-    AUTO_DEVICE, Address, OpenError, OwnAddress, Secrets, TlsFiles,
+    Address, OpenError, OwnAddress, Secrets, TlsFiles,
     arm_name::ArmName,
     limits::ROCE_PORT,
     resolve::{own_or_routed, source_address},
@@ -89,7 +89,7 @@ impl NetworkConfig {
         let address = match &self.address {
             Some(address) => Some(own_or_routed("address", address, schedulers, ROCE_PORT)?),
             None if is_soft => own.map(|ip| SocketAddr::new(ip, ROCE_PORT)),
-            None if self.arm == ArmName::Verbs(AUTO_DEVICE.to_owned()) => {
+            None if self.arm.is_auto() => {
                 let own = own.filter(|ip| !ip.is_unspecified());
                 let routed = || (!schedulers.is_empty()).then(|| source_address("arm", schedulers)).transpose();
                 own.map_or_else(routed, |ip| Ok(Some(ip)))?.map(|ip| SocketAddr::new(ip, ROCE_PORT))
