@@ -6,10 +6,12 @@
 //! Each task that a frontend submits ends exactly once: its backend answers it, or the frontend is told `Dropped`.
 //! No IO and no clock: `handle_*` takes what arrived and `now`, `poll_output` yields what is to be sent.
 
+mod again;
 mod applications;
 mod budgets;
 mod claims;
 mod fencing;
+mod given_back;
 mod heirs;
 mod knowledge;
 mod plans;
@@ -47,7 +49,8 @@ use crate::{
 pub use applications::Applications;
 use applications::Samples;
 use claims::Claims;
-use fencing::Fences;
+use fencing::{Confirmed, Fences};
+use given_back::GivenBack;
 use heirs::Heir;
 pub use heirs::Unfinished;
 use plans::{Dropped, PlanTimes, Plans, RunningTask, SentPlan};
@@ -111,7 +114,7 @@ pub struct ShardLoad {
     pub queued: usize,
     /// Plans under way.
     pub batches: usize,
-    /// Tasks whose frontends have been asked what became of them.
+    /// Tasks whose frontends have been asked what became of them, and those that backends gave back and that wait.
     pub doubtful: usize,
     /// Tasks of this thread's life that came while no GPU had their model's weights in memory.
     pub cold: u64,
@@ -214,6 +217,7 @@ pub struct Shard {
     plans: Plans,
     fences: Fences,
     claims: Claims,
+    given_back: GivenBack,
     /// Frontends that obey us and are not settled.
     heirs: BTreeMap<FrontendId, Heir>,
     /// Tasks that came while no GPU had their model's weights in memory.
@@ -244,6 +248,7 @@ impl Shard {
             plans: Plans::new(config.id),
             fences: Fences::default(),
             claims: Claims::default(),
+            given_back: GivenBack::default(),
             heirs: BTreeMap::new(),
             cold: 0,
             predictions: Predictions::default(),
@@ -280,7 +285,10 @@ impl Shard {
                 self.samples.remove_backend(backend);
                 let lost = self.plans.remove_backend(backend).into_iter().flat_map(|plan| plan.tasks);
                 let lost = lost.map(RunningTask::lost).collect();
-                self.doubt((backend, LinkId::ALL), lost);
+                self.doubt((backend, LinkId::ALL), false, lost);
+                for task in self.given_back.handle_backend_left(backend) {
+                    self.on_unanswered(now, task);
+                }
             }
             ControlToShard::Served(frontend, is_served) => self.on_served(now, frontend, is_served),
             ControlToShard::GpuJoined(Gpu { id, backend, index, models, memory }) => {
@@ -470,6 +478,7 @@ impl Shard {
             Some((backend, plan)) => {
                 self.outputs.push_back(ShardOutput::ToBackend(backend, SchedulerToBackend::Cancel { plan, task }));
             }
+            None if self.given_back.handle_cancelled(task) => self.drop_task(task, DropReason::Cancelled),
             None if self.models.contains_key(&model) => self.planner.handle_cancel(now, model, task),
             None => {
                 self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Forward(model, Forwarded::Cancel(task))));
@@ -485,13 +494,15 @@ impl Shard {
         backend: BackendId,
         unanswered: &[TaskId],
     ) -> Result<(), Violation> {
-        let (again, answered) = self
+        let Confirmed { again, answered, is_given_back } = self
             .fences
             .handle_fenced(frontend, backend, unanswered)
             .map_err(|_| Violation(format!("{backend:?} is confirmed fenced, but that was not asked for")))?;
         self.end_tasks(frontend, answered);
-        for task in again {
-            self.on_unanswered(now, task);
+        if is_given_back {
+            self.on_given_back(now, (frontend, backend), again);
+        } else {
+            again.into_iter().for_each(|task| self.on_unanswered(now, task));
         }
         Ok(())
     }
@@ -557,7 +568,7 @@ impl Shard {
         self.on_network_seen(now, &done, outcome, (arrived_at, fetched_at));
         let is_abandoned = matches!(outcome, PlanOutcome::Abandoned { .. });
         let failed = done.failed.into_iter().map(|task| if is_abandoned { task.lost() } else { task });
-        self.doubt((backend, link), failed.collect());
+        self.doubt((backend, link), link == LinkId::NONE && !is_abandoned, failed.collect());
         Ok(())
     }
 
@@ -581,9 +592,12 @@ impl Shard {
                 self.end_tasks(frontend, tasks.len());
                 let told = self.claims.note(now, (frontend, backend), tasks);
                 self.outputs.extend(told.into_iter().map(|(frontend, told)| ShardOutput::ToFrontend(frontend, told)));
+                for task in self.given_back.handle_answered(frontend, backend) {
+                    self.on_unanswered(now, task);
+                }
             }
         }
-        self.doubt((backend, link), doubtful);
+        self.doubt((backend, link), link == LinkId::NONE, doubtful);
         Ok(())
     }
 
@@ -591,6 +605,7 @@ impl Shard {
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.estimates.handle_timeout(now);
         self.follow_estimates(now);
+        self.plan_again(now);
         self.planner.handle_timeout(now);
         while let Some(output) = self.planner.poll_output() {
             match output {
@@ -630,7 +645,7 @@ impl Shard {
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let watch_at = (self.plans.len() > 0).then_some(self.watch_at);
         let timers = [self.planner.poll_timeout(), self.estimates.poll_timeout(), watch_at, self.claims.poll_timeout()];
-        timers.into_iter().flatten().min()
+        timers.into_iter().chain([self.given_back.poll_timeout()]).flatten().min()
     }
 
     /// Whether the RankThread has said something, if it is on another thread.
@@ -649,7 +664,8 @@ impl Shard {
         let queued = self.models.keys().map(|&model| self.planner.queue_length(model)).sum();
         let tasks = self.models.iter_mut().filter(|(_, entry)| entry.tasks > 0);
         let tasks = tasks.map(|(&model, entry)| (model, std::mem::take(&mut entry.tasks))).collect();
-        let (batches, doubtful, cold) = (self.plans.len(), self.fences.len(), self.cold);
+        let doubtful = self.fences.len() + self.given_back.len();
+        let (batches, cold) = (self.plans.len(), self.cold);
         let (predictions, request_times) = (self.predictions.clone(), self.take_request_times());
         ShardLoad { queued, batches, doubtful, cold, predictions, tasks, request_times }
     }
@@ -667,6 +683,7 @@ impl Shard {
         self.frontends.remove(&frontend);
         self.fences.forget_frontend(frontend);
         self.claims.forget_frontend(frontend);
+        self.given_back.forget_frontend(frontend);
         self.heirs.remove(&frontend);
         self.plans.disown(frontend);
         self.planner.handle_owner_left(now, &|task| task.frontend() == frontend);
@@ -686,7 +703,8 @@ impl Shard {
                 }
                 is_its
             });
-            for task in gone.into_inner() {
+            let aside = self.given_back.forget_frontend(frontend);
+            for task in gone.into_inner().into_iter().chain(aside.into_iter().map(|task| task.id)) {
                 self.drop_task(task, DropReason::NoBackend);
             }
         }
@@ -746,28 +764,6 @@ impl Shard {
         self.outputs.push_back(ShardOutput::ToControl(ShardToControl::Forward(model, forwarded)));
     }
 
-    /// A task's backend was fenced before it answered: run it again if there is time, with a new attempt number, so
-    /// that whatever the lost backend still does cannot be taken for the answer.
-    fn on_unanswered(&mut self, now: Timestamp, task: RunningTask) {
-        let attempt = (task.attempt + 1) % ImmediateData::ATTEMPTS;
-        let RunningTask { id, model, deadline, priority, application, losses, slot, .. } = task;
-        let is_served = self.frontends.get(&id.frontend()).is_some_and(|frontend| frontend.is_served);
-        let (length, payload) = (slot.input_bytes, Ride { attempt, losses, slot });
-        let task = Task { id, deadline, priority, application, length, payload };
-        let Some(entry) = self.models.get(&model) else {
-            // What its number meant here is not known any more.
-            return self.forward(model, Forwarded::Task(task, Application::NONE));
-        };
-        let soonest_end = now + entry.budget.delay(1) + self.estimates.profile(model).latency(1);
-        if soonest_end > deadline || losses >= LOSSES_MAX || entry.hosted.is_err() || !is_served {
-            // What an earlier primary had may only have come too late.
-            let reason =
-                if losses == 0 && soonest_end > deadline { DropReason::Deadline } else { DropReason::BackendLost };
-            return self.drop_task(id, reason);
-        }
-        self.planner.handle_submit(now, model, task);
-    }
-
     /// Executions have shown another l(b), or offers are others: the planner is told, and control the least latency.
     fn follow_estimates(&mut self, now: Timestamp) {
         while let Some(change) = self.estimates.poll_changed() {
@@ -794,14 +790,6 @@ impl Shard {
         if entry.told.replace(planned) != Some(planned) {
             let news = ShardToControl::Planned(model, planned.0, planned.1);
             self.outputs.push_back(ShardOutput::ToControl(news));
-        }
-    }
-
-    /// Asks the frontends that are still there about tasks of a backend.
-    fn doubt(&mut self, (backend, link): (BackendId, LinkId), mut tasks: Vec<RunningTask>) {
-        tasks.retain(|task| self.frontends.contains_key(&task.id.frontend()));
-        for (frontend, question) in self.fences.ask((backend, link), tasks) {
-            self.outputs.push_back(ShardOutput::ToFrontend(frontend, question));
         }
     }
 

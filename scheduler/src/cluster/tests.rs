@@ -8,7 +8,7 @@ use proto::{
     backend_to_scheduler::{BackendToScheduler, LoadOutcome, ModelOffer, PlanOutcome, Undelivered},
     frame::Addressed,
     frontend_to_scheduler::{FrontendToScheduler, ModelChange},
-    scheduler_to_backend::BatchPlan,
+    scheduler_to_backend::{BatchPlan, PlannedTask},
     scheduler_to_frontend::{DropReason, ModelState, SchedulerLoad},
     stages::SchedulerStamps,
 };
@@ -17,6 +17,7 @@ mod claims;
 mod departures;
 mod draining;
 mod dynamic;
+mod given_back;
 mod handovers;
 mod networks;
 mod patience;

@@ -18,7 +18,24 @@ use super::plans::RunningTask;
 #[derive(Debug, Default)]
 pub(super) struct Fences {
     /// Questions without an answer yet, oldest first: a connection keeps order, so answers come in that order.
-    asked: BTreeMap<(FrontendId, BackendId), VecDeque<BTreeMap<TaskId, RunningTask>>>,
+    asked: BTreeMap<(FrontendId, BackendId), VecDeque<Question>>,
+}
+
+#[derive(Debug)]
+struct Question {
+    tasks: BTreeMap<TaskId, RunningTask>,
+    is_given_back: bool,
+}
+
+/// What a frontend's confirmation says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Confirmed {
+    /// Tasks that have no answer and cannot get one any more from that backend.
+    pub(super) again: Vec<RunningTask>,
+    /// How many of those asked about have been answered.
+    pub(super) answered: usize,
+    /// The backend had given them back, and no link was to blame.
+    pub(super) is_given_back: bool,
 }
 
 /// A frontend confirmed a fence that nobody asked it for.
@@ -31,6 +48,7 @@ impl Fences {
     pub(super) fn ask(
         &mut self,
         (backend, link): (BackendId, LinkId),
+        is_given_back: bool,
         tasks: impl IntoIterator<Item = RunningTask>,
     ) -> Vec<(FrontendId, SchedulerToFrontend)> {
         let mut by_frontend: BTreeMap<FrontendId, Vec<RunningTask>> = BTreeMap::new();
@@ -42,8 +60,8 @@ impl Fences {
             for chunk in tasks.chunks(FENCED_TASKS_MAX) {
                 let tasks = chunk.iter().map(|task| task.id).collect();
                 questions.push((frontend, SchedulerToFrontend::Fence { backend, link, tasks }));
-                let doubtful = chunk.iter().map(|task| (task.id, *task)).collect();
-                self.asked.entry((frontend, backend)).or_default().push_back(doubtful);
+                let tasks = chunk.iter().map(|task| (task.id, *task)).collect();
+                self.asked.entry((frontend, backend)).or_default().push_back(Question { tasks, is_given_back });
             }
         }
         questions
@@ -55,28 +73,29 @@ impl Fences {
         frontend: FrontendId,
         (backend, link): (BackendId, LinkId),
     ) -> SchedulerToFrontend {
-        self.asked.entry((frontend, backend)).or_default().push_back(BTreeMap::new());
+        self.asked
+            .entry((frontend, backend))
+            .or_default()
+            .push_back(Question { tasks: BTreeMap::new(), is_given_back: false });
         SchedulerToFrontend::Fence { backend, link, tasks: Vec::new() }
     }
 
-    /// Takes in a confirmation. Yields the tasks that have no answer and cannot get one any more from that backend,
-    /// and how many of those asked about have been answered. Tasks that were not asked about are ignored.
+    /// Takes in a confirmation. Tasks that were not asked about are ignored.
     pub(super) fn handle_fenced(
         &mut self,
         frontend: FrontendId,
         backend: BackendId,
         unanswered: &[TaskId],
-    ) -> Result<(Vec<RunningTask>, usize), NotAsked> {
+    ) -> Result<Confirmed, NotAsked> {
         let questions = self.asked.get_mut(&(frontend, backend)).ok_or(NotAsked)?;
-        let doubtful = questions.pop_front().ok_or(NotAsked)?;
+        let Question { tasks, is_given_back } = questions.pop_front().ok_or(NotAsked)?;
         if questions.is_empty() {
             self.asked.remove(&(frontend, backend));
         }
         // A set, because a task named twice must not run twice.
         let unanswered: BTreeSet<TaskId> = unanswered.iter().copied().collect();
-        let (again, answered): (Vec<_>, Vec<_>) =
-            doubtful.into_values().partition(|task| unanswered.contains(&task.id));
-        Ok((again, answered.len()))
+        let (again, answered): (Vec<_>, Vec<_>) = tasks.into_values().partition(|task| unanswered.contains(&task.id));
+        Ok(Confirmed { again, answered: answered.len(), is_given_back })
     }
 
     /// The frontend is gone, and with it all interest in its tasks.
@@ -86,7 +105,7 @@ impl Fences {
 
     /// Tasks in doubt.
     pub(super) fn len(&self) -> usize {
-        self.asked.values().flatten().map(BTreeMap::len).sum()
+        self.asked.values().flatten().map(|question| question.tasks.len()).sum()
     }
 }
 
@@ -114,7 +133,7 @@ mod tests {
     fn each_frontend_is_asked_about_its_own_tasks_in_messages_that_fit() {
         let mut fences = Fences::default();
         let tasks = (0..FENCED_TASKS_MAX as u64 + 1).map(|n| task(1, n)).chain([task(2, 0)]);
-        let questions = fences.ask((BACKEND, LinkId::ALL), tasks);
+        let questions = fences.ask((BACKEND, LinkId::ALL), false, tasks);
         let sizes: Vec<(u32, usize)> = questions
             .iter()
             .map(|(frontend, question)| match question {
@@ -129,11 +148,11 @@ mod tests {
     #[test]
     fn only_what_was_asked_about_runs_again_and_only_once() {
         let mut fences = Fences::default();
-        fences.ask((BACKEND, LinkId::ALL), [task(1, 0), task(1, 1), task(1, 2)]);
+        fences.ask((BACKEND, LinkId::NONE), true, [task(1, 0), task(1, 1), task(1, 2)]);
         let stranger = TaskId::new(FrontendId(1), 99);
         let unanswered = [task(1, 2).id, stranger, task(1, 0).id, task(1, 0).id];
         let again = fences.handle_fenced(FrontendId(1), BACKEND, &unanswered).unwrap();
-        assert_eq!(again, (vec![task(1, 0), task(1, 2)], 1));
+        assert_eq!(again, Confirmed { again: vec![task(1, 0), task(1, 2)], answered: 1, is_given_back: true });
         assert_eq!(fences.handle_fenced(FrontendId(1), BACKEND, &unanswered), Err(NotAsked));
         assert_eq!(fences.len(), 0);
     }
@@ -141,10 +160,11 @@ mod tests {
     #[test]
     fn a_lost_frontend_takes_its_doubts_with_it() {
         let mut fences = Fences::default();
-        fences.ask((BACKEND, LinkId::ALL), [task(1, 0), task(2, 0)]);
-        fences.ask((BackendId(9), LinkId::ALL), [task(1, 7)]);
+        fences.ask((BACKEND, LinkId::ALL), false, [task(1, 0), task(2, 0)]);
+        fences.ask((BackendId(9), LinkId::ALL), false, [task(1, 7)]);
         fences.forget_frontend(FrontendId(1));
         assert_eq!(fences.len(), 1);
-        assert_eq!(fences.handle_fenced(FrontendId(2), BACKEND, &[]), Ok((vec![], 1)));
+        let confirmed = Confirmed { again: vec![], answered: 1, is_given_back: false };
+        assert_eq!(fences.handle_fenced(FrontendId(2), BACKEND, &[]), Ok(confirmed));
     }
 }

@@ -87,7 +87,7 @@ impl Shard {
             self.outputs.push_back(ShardOutput::ToFrontend(frontend, question));
         }
         let lost: Vec<RunningTask> = open.into_iter().filter(|task| !self.plans.adopt(*task)).collect();
-        self.doubt((BackendId::NOBODY, LinkId::NONE), lost);
+        self.doubt((BackendId::NOBODY, LinkId::NONE), false, lost);
         for (model, task) in cancelled {
             self.on_cancel(now, model, task);
         }
