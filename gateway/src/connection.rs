@@ -42,7 +42,7 @@ use crate::{
     limits::{READ_BUFFER_BYTES_MAX, SEND_BUFFER_BYTES},
     metrics::Cause,
     probes, rest,
-    server::{Caller, Drain, Server, lines::Line},
+    server::{Caller, Drain, LINGER, Server, lines::Line},
 };
 use activity::{Activity, End, Leave, Watched};
 use places::{Opened, PlaceId};
@@ -70,9 +70,7 @@ const UNSENT_BYTES_MAX: u32 = 128 << 10;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection that is told to end has for it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much of that a connection of HTTP/1 may still ask when the process is told to end.
-const LINGER: Duration = Duration::from_millis(500);
-/// The same if it has not asked yet.
+/// How long a connection may still ask when nobody new may connect, if it has not asked yet.
 const LINGER_UNASKED: Duration = Duration::from_millis(50);
 /// The same if its place is needed.
 const ROOM_TIMEOUT: Duration = Duration::from_millis(50);
@@ -92,6 +90,7 @@ type Body = Either<Full<Bytes>, tonic::body::Body>;
 /// If the listener cannot be closed in good order.
 pub async fn serve(listener: TcpListener, server: Rc<Server>) -> io::Result<()> {
     let mut connections = tokio::task::JoinSet::new();
+    let listening = server.drain.listen();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -119,6 +118,7 @@ pub async fn serve(listener: TcpListener, server: Rc<Server>) -> io::Result<()> 
         connections.spawn_local(connection(Rc::clone(&server), TcpStream::from_std(stream)?, from.ip()));
     }
     drop(listener);
+    drop(listening);
     while connections.join_next().await.is_some() {}
     Ok(())
 }
@@ -302,7 +302,7 @@ impl Asked {
 /// What tells clients and proxies that they may ask another server: a status would be for the application.
 fn check_closed(server: &Server, request: &Request<Incoming>) -> Result<(), h2::Error> {
     let is_grpc = || request.headers().get(CONTENT_TYPE).is_some_and(grpc::is_content_type);
-    let is_late = server.drain.has_closed() && request.version() >= Version::HTTP_2 && is_grpc();
+    let is_late = server.drain.is_over() && request.version() >= Version::HTTP_2 && is_grpc();
     if is_late && !probes::is_in_grpc(request.uri().path()) {
         server.service.record.refusals().count(Cause::Draining);
         return Err(h2::Reason::REFUSED_STREAM.into());

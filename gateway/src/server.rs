@@ -15,7 +15,7 @@ use crate::{
     service::Service,
 };
 pub use caller::Caller;
-pub(crate) use drain::Drain;
+pub(crate) use drain::{Drain, LINGER};
 pub use gate::Gate;
 use handshakes::Handshakes;
 pub use intake::{BodyMax, Intake, IntakeError, decompressed};
@@ -139,21 +139,25 @@ impl Server {
         self.drain.close();
     }
 
-    /// Returns once the server has been told to end and nothing is under way, or after `drain_timeout_ms`.
+    /// Returns once the server has been told to end and nothing is under way, or after `drain_timeout_ms`. When nobody
+    /// new may connect, requests of those who have are on their way: they are served.
     pub async fn drained(&self) {
         self.drain.begun().await;
         let Limits { drain_grace: grace, drain_timeout: allowed, .. } = self.limits();
         tokio::select! {
             () = self.drain.closed() => {}
-            () = tokio::time::sleep(grace) => drop(self.drain.close()),
+            () = tokio::time::sleep(grace) => self.drain.close(),
         }
+        let is_empty = || self.places.borrow().len() == 0;
+        self.drain.all_in().await;
+        let _ = tokio::time::timeout(LINGER, self.drain.done(is_empty)).await;
+        self.drain.end();
         let is_quiet = || self.access.borrow().requests() == 0;
         if tokio::time::timeout(allowed.saturating_sub(grace), self.drain.done(is_quiet)).await.is_err() {
             let left = self.access.borrow().requests();
             return tracing::warn!("drained: {left} requests were not answered in {allowed:?} (drain_timeout_ms)");
         }
         // The last replies are in the sockets; connections that end by themselves lose none.
-        let is_empty = || self.places.borrow().len() == 0;
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.drain.done(is_empty)).await;
         tracing::info!("drained: every request has been answered");
     }

@@ -106,7 +106,7 @@ impl Caller {
     pub fn permit(&self, operation: Operation, scope: Scope<'_>) -> Result<(), Refusal> {
         self.permit_further(operation, scope)?;
         match operation {
-            Operation::Infer | Operation::Repository if self.server.drain.has_closed() => {
+            Operation::Infer | Operation::Repository if self.server.drain.is_over() => {
                 self.on_refusal(&Refusal::Draining);
                 Err(Refusal::Draining)
             }
