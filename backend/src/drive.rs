@@ -17,6 +17,7 @@ mod probe;
 mod profile;
 mod queue;
 mod remembered;
+mod rows;
 mod session;
 mod timers;
 mod trial;
@@ -237,6 +238,9 @@ pub fn measure(
     let executor = executor::load(model, (&[0], &gpus), onnxruntime, &programs)?;
     let (max_batch, mut trials) = (model.max_batch, Trials::new(&turns, Clock::start()));
     let mut of_size = |batch| progress(batch, max_batch);
+    if let Ok((_, l_1)) = profile::first(model, executor.as_ref(), &mut trials) {
+        rows::settle(model, executor.as_ref(), Some(l_1), &mut trials);
+    }
     let sizes = profile::measure(model, executor.as_ref(), (effort, &mut trials), &mut of_size)?;
     let by_length = profile::measure_by_length(model, executor.as_ref(), (effort, &mut trials), progress);
     drop(executor);

@@ -23,12 +23,14 @@ use crate::{
 
 pub(crate) use batches::{few_sizes, tasks};
 pub use emulated::Emulated;
+pub(crate) use execute::none_failed;
 pub use execute::{Execute, Executor};
 pub use gpus::OnGpus;
 pub use loaded::{Basis, Loaded};
 pub use onnx::{
     Onnx,
     onnxruntime::{library::Library, places::python_package},
+    rows,
 };
 pub use panics::panic_is_caught;
 pub use process::{Process, Programs};

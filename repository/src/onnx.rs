@@ -28,6 +28,12 @@ pub fn read(file: &Path) -> Result<ModelProto, RepositoryError> {
     }
 }
 
+/// What a file of this model has in it.
+#[must_use]
+pub fn encode(model: &ModelProto) -> Vec<u8> {
+    model.encode_to_vec()
+}
+
 /// A file's inputs and outputs.
 #[derive(Debug, PartialEq)]
 pub struct Signature {

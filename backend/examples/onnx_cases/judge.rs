@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use backend::executor::Executor;
+use backend::executor::{Executor, rows};
 use repository::{DataType, Model, Tensor, cell};
 
 use crate::{
@@ -103,9 +103,19 @@ struct Answers {
 
 /// Runs a model as a backend does.
 fn answers(model: &Model, executor: &dyn Executor, inputs: &[Value]) -> Result<Answers, (Verdict, String)> {
+    let failed = |why| (Verdict::Failed, why);
     let tasks = if model.is_batched { inputs.first().map_or(0, |input| input.shape[0]) } else { 1 };
-    let outputs = run(model, executor, inputs, tasks).map_err(|why| (Verdict::Failed, why))?;
-    Ok(Answers { tasks, outputs })
+    let records = records(model, inputs, tasks).map_err(failed)?;
+    if tasks > 1 && !executor.is_apart() {
+        let (first, _) = cell::split_first(&model.inputs, &records).expect("there are some");
+        let why = rows::why_apart(model, first, &mut |inputs, outputs| executor.run_once(inputs, outputs));
+        if why.is_some() {
+            executor.run_apart();
+        }
+    }
+    let mut outputs = vec![0; tasks * cell::bytes_max(&model.outputs)];
+    let errors = executor.execute(&records, &mut outputs).map_err(|error| failed(error.to_string()))?;
+    errors.first().map_or(Ok(Answers { tasks, outputs }), |error| Err(failed(error.reason.clone())))
 }
 
 /// Compares.
@@ -131,7 +141,8 @@ fn judge_answers(
     Ok(())
 }
 
-fn run(model: &Model, executor: &dyn Executor, inputs: &[Value], tasks: usize) -> Result<Vec<u8>, String> {
+/// Tasks as backends have them.
+fn records(model: &Model, inputs: &[Value], tasks: usize) -> Result<Vec<u8>, String> {
     let mut records = Vec::new();
     for task in 0..tasks {
         let rows = inputs.iter().map(|value| if model.is_batched { value.row(task, tasks) } else { value.clone() });
@@ -145,9 +156,7 @@ fn run(model: &Model, executor: &dyn Executor, inputs: &[Value], tasks: usize) -
         record.truncate(bytes.map_err(|error| error.to_string())?);
         records.extend(record);
     }
-    let mut outputs = vec![0; tasks * cell::bytes_max(&model.outputs)];
-    let failed = executor.execute(&records, &mut outputs).map_err(|error| error.to_string())?;
-    failed.first().map_or(Ok(outputs), |failure| Err(failure.reason.clone()))
+    Ok(records)
 }
 
 fn compare(

@@ -10,7 +10,7 @@ use super::{
     measuring::Sizes,
     profile::{self, Effort},
     remembered::{self, Note, Of},
-    trial,
+    rows, trial,
     turns::{Trials, Turns},
     warmup,
 };
@@ -113,25 +113,31 @@ struct Costs {
 fn costs(config: &Config, model: &Model, executor: &dyn Executor, trials: &mut Trials<'_>) -> Costs {
     let basis = Basis::Sizes;
     if let Some(profile) = known_profile(model, executor) {
+        rows::settle(model, executor, Some(profile.latency(1)), trials);
         let cost = profile::first_cost(model, executor, profile.latency(1), trials);
         return Costs { profile, cost, basis, source: "known" };
     }
     // One task runs all the same: the first is slower than others.
     let execute = &mut |inputs: &[u8], outputs: &mut [u8]| executor.execute(inputs, outputs);
     let note = note_of(config, model);
-    if let Some((profile, cost)) = note.and_then(|note| recall(&note, model.max_batch))
+    if let Some((profile, cost, is_apart)) = note.and_then(|note| recall(&note, model.max_batch))
         && profile::sample(model, execute, trials).is_ok()
     {
+        if is_apart {
+            executor.run_apart();
+        }
         return Costs { profile, cost, basis, source: "remembered" };
     }
     match profile::first(model, executor, trials) {
         Ok((_, l_1)) => {
+            rows::settle(model, executor, Some(l_1), trials);
             let cost = profile::first_cost(model, executor, l_1, trials);
             Costs { profile: profile::in_turn(l_1, model.max_batch), cost, basis: Basis::One, source: "l(1) measured" }
         }
         Err(error) => {
             let name = &model.name;
             tracing::warn!("model {name}: what it takes is learned from requests, as no sample runs: {error}");
+            rows::settle(model, executor, None, trials);
             // A model of which nothing is known takes what its requests take.
             let cost = Some(BatchCost { fixed: UNKNOWN, per_task_ppm: BatchCost::PER_TASK_MAX });
             let profile = profile::in_turn(UNKNOWN, model.max_batch);
@@ -151,15 +157,17 @@ fn note_of(config: &Config, model: &Model) -> Option<Note> {
     Note::of_costs(Of { model, file, processor, settings: &settings }, config.gpus.count() as usize)
 }
 
-fn recall(note: &Note, batch_max: usize) -> Option<(LatencyProfile, Option<BatchCost>)> {
-    let (sizes, cost) = note.read::<remembered::Costs>()?.checked(batch_max)?;
-    Some((Sizes::new(sizes, batch_max).profile(), cost))
+/// l(b), what unequal tasks cost, and whether tasks run one after another.
+fn recall(note: &Note, batch_max: usize) -> Option<(LatencyProfile, Option<BatchCost>, bool)> {
+    let costs = note.read::<remembered::Costs>()?;
+    let (sizes, cost) = costs.checked(batch_max)?;
+    Some((Sizes::new(sizes, batch_max).profile(), cost, costs.is_apart))
 }
 
 /// The next start need not measure what was measured.
-pub(super) fn remember(config: &Config, model: &Model, sizes: &[(usize, Span)], cost: Option<BatchCost>) {
+pub(super) fn remember(config: &Config, model: &Model, costs: &remembered::Costs) {
     if let Some(note) = note_of(config, model) {
-        note.write(&remembered::Costs::new(sizes, cost));
+        note.write(costs);
     }
 }
 

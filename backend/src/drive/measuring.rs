@@ -11,6 +11,7 @@ use super::{
     loader::Done,
     loading::{Means, remember},
     profile::{self, Effort, Measured},
+    remembered::Costs,
     turns::Trials,
 };
 use crate::{config::Config, error::ExecutorError, executor::Loaded};
@@ -147,7 +148,7 @@ impl Measuring {
         let (profile, cost) = (sizes.profile(), sizes.cost(loaded.cost));
         let (model, largest) = (&loaded.model, sizes.points.last()?);
         tracing::info!(model = model.name, size = largest.0, takes = %largest.1, "batches measured up to this size");
-        remember(config, model, &sizes.points, cost);
+        remember(config, model, &Costs::new(&sizes.points, cost, loaded.executor.is_apart()));
         Some((profile, cost))
     }
 }

@@ -6,7 +6,7 @@ use repository::{Model, cell};
 use super::turns::Trials;
 use crate::{
     error::{ExecutorError, TaskError},
-    executor::{Execute, Executor, few_sizes},
+    executor::{Execute, Executor, few_sizes, none_failed},
     limits::MEASURED_LENGTH,
 };
 
@@ -240,10 +240,7 @@ pub(super) fn run_once(execute: &mut Execute<'_>, inputs: &[u8], outputs: &mut [
 
 /// That no task of a sample has failed.
 pub(super) fn all_ran(failed: Vec<TaskError>) -> Result<(), ExecutorError> {
-    match failed.into_iter().next() {
-        Some(TaskError { reason, .. }) => Err(ExecutorError(format!("a sample of zeros: {reason}"))),
-        None => Ok(()),
-    }
+    none_failed(failed).map_err(|error| ExecutorError(format!("a sample of zeros: {error}")))
 }
 
 fn time_batch(

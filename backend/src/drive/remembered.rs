@@ -53,12 +53,14 @@ pub(super) struct Costs {
     sizes: Vec<(usize, i64)>,
     /// Nanoseconds, and millionths for each further task.
     cost: Option<(i64, u32)>,
+    /// Its tasks run one after another.
+    pub(super) is_apart: bool,
 }
 
 impl Costs {
-    pub(super) fn new(sizes: &[(usize, Span)], cost: Option<BatchCost>) -> Self {
+    pub(super) fn new(sizes: &[(usize, Span)], cost: Option<BatchCost>, is_apart: bool) -> Self {
         let sizes = sizes.iter().map(|(size, took)| (*size, took.as_nanos())).collect();
-        Self { sizes, cost: cost.map(|cost| (cost.fixed.as_nanos(), cost.per_task_ppm)) }
+        Self { sizes, cost: cost.map(|cost| (cost.fixed.as_nanos(), cost.per_task_ppm)), is_apart }
     }
 
     /// The same again, if it can be: whoever may write there may have written anything.
@@ -230,11 +232,12 @@ mod tests {
         assert_eq!(note.read::<Costs>(), None);
         let sizes = [(1, Span(5)), (2, Span(7)), (4, Span(9))];
         let cost = Some(BatchCost { fixed: Span(0), per_task_ppm: 500 });
-        note.write(&Costs::new(&sizes, cost));
+        note.write(&Costs::new(&sizes, cost, true));
         let read: Costs = note.read().unwrap();
+        assert!(read.is_apart);
         assert_eq!(read.checked(4), Some((sizes.to_vec(), cost)));
         assert_eq!(read.checked(3), None, "of a larger batch than there is");
-        let with = |sizes: &[(usize, i64)], cost| Costs { sizes: sizes.to_vec(), cost }.checked(8);
+        let with = |sizes: &[(usize, i64)], cost| Costs { sizes: sizes.to_vec(), cost, is_apart: false }.checked(8);
         assert!(with(&[(1, 5)], None).is_some());
         for sizes in [&[][..], &[(2, 5)], &[(1, 5), (1, 6)], &[(1, 0)], &[(1, -1)], &[(1, i64::MAX)]] {
             assert_eq!(with(sizes, None), None, "{sizes:?}");

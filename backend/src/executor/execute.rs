@@ -32,6 +32,24 @@ pub trait Executor: Send + Sync {
         self.execute(inputs, outputs)
     }
 
+    /// Runs a batch as [`Self::execute`], with all of its tasks together where it has no reason to deal them to several
+    /// runs.
+    ///
+    /// # Errors
+    /// If any task has no output.
+    fn run_once(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+        none_failed(self.execute(inputs, outputs)?)
+    }
+
+    /// From now on tasks of a batch run one after another, if it is ONNX's: its rows are not answered as each would be
+    /// alone.
+    fn run_apart(&self) {}
+
+    /// Whether they do.
+    fn is_apart(&self) -> bool {
+        false
+    }
+
     /// If the executor only emulates a GPU, the l(b) of this GPU. A real executor has none, and is measured.
     fn emulated_profile(&self) -> Option<&LatencyProfile>;
 
@@ -81,6 +99,14 @@ pub trait Executor: Send + Sync {
     fn is_up(&self) -> bool {
         true
     }
+}
+
+/// That all tasks of a batch have an output.
+///
+/// # Errors
+/// Why the first has none.
+pub(crate) fn none_failed(failed: Vec<TaskError>) -> Result<(), ExecutorError> {
+    failed.into_iter().next().map_or(Ok(()), |TaskError { reason, .. }| Err(ExecutorError(reason)))
 }
 
 /// Runs a batch, as [`Executor::execute`].

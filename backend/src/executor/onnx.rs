@@ -4,7 +4,10 @@
 //!
 //! Tasks whose requests chose unequal lengths run together as the model's configuration says ([`groups`], [`runs`]).
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use proto::LatencyProfile;
 use repository::{Batching, Model};
@@ -13,7 +16,7 @@ use super::panics;
 use crate::{
     config::onnxruntime::Sessions,
     error::{ExecutorError, TaskError},
-    executor::Executor,
+    executor::{Executor, none_failed},
 };
 use binding::Binding;
 use engine::Engine;
@@ -30,6 +33,7 @@ mod generated;
 mod groups;
 mod layout;
 pub(super) mod onnxruntime;
+pub mod rows;
 mod rten;
 mod runs;
 mod source;
@@ -46,6 +50,8 @@ pub struct Onnx {
     groups: Groups,
     /// Sizes of tensors differ between requests, or a run takes more than these.
     in_groups: bool,
+    /// Tasks of a batch run one after another.
+    is_apart: AtomicBool,
 }
 
 impl Onnx {
@@ -78,7 +84,7 @@ impl Onnx {
     fn of(source: Source, engine: Box<dyn Engine>, binding: Binding) -> Self {
         let groups = Groups::new(&source.model, &source.batching, binding);
         let in_groups = source.is_in_groups();
-        Self { engine, turns: Turns::default(), source, groups, in_groups }
+        Self { engine, turns: Turns::default(), source, groups, in_groups, is_apart: AtomicBool::new(false) }
     }
 
     /// One tensor of the whole batch, gathered from where it lies in each task's input.
@@ -149,16 +155,26 @@ impl Onnx {
     ) -> Result<Vec<TaskError>, ExecutorError> {
         self.turns.take(gpu, |turn| {
             if self.in_groups {
-                let mut run = InTurn { engine: self.engine.as_ref(), turn };
+                let mut run = InTurn { engine: self.engine.as_ref(), turn, how: self.how() };
                 return Ok(self.groups.execute((inputs, outputs), &AnyLength, &mut run));
             }
             let mut failed = Vec::new();
-            self.run_in_halves(turn, 0, (inputs, &mut *outputs), &mut failed);
+            let tasks = self.tasks(inputs);
+            let each = if self.is_apart() { 1 } else { tasks };
+            let [input, output] = [&self.groups.inputs, &self.groups.outputs].map(|tensors| task_bytes(tensors));
+            for place in (0..tasks).step_by(each.max(1)) {
+                let run = (&inputs[place * input..][..each * input], &mut outputs[place * output..][..each * output]);
+                self.run_in_halves(turn, place, run, &mut failed);
+            }
             match failed.pop() {
                 Some(TaskError { reason, .. }) if failed.len() + 1 == self.tasks(inputs) => Err(ExecutorError(reason)),
                 last => Ok(failed.into_iter().chain(last).collect()),
             }
         })
+    }
+
+    fn how(&self) -> How {
+        if self.is_apart() { How::Apart } else { How::InHalves }
     }
 
     fn tasks(&self, inputs: &[u8]) -> usize {
@@ -194,10 +210,22 @@ impl Onnx {
     }
 }
 
+/// What becomes of the tasks of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// They run together, and in halves if they fail.
+    InHalves,
+    /// They run together, and fail together.
+    Once,
+    /// Each is a group of its own.
+    Apart,
+}
+
 /// Groups of an execution.
 struct InTurn<'a> {
     engine: &'a dyn Engine,
     turn: &'a Turn,
+    how: How,
 }
 
 impl RunGroups for InTurn<'_> {
@@ -206,7 +234,11 @@ impl RunGroups for InTurn<'_> {
     }
 
     fn is_over(&self) -> bool {
-        self.turn.is_over()
+        self.how == How::Once || self.turn.is_over()
+    }
+
+    fn are_apart(&self) -> bool {
+        self.how == How::Apart
     }
 }
 
@@ -217,6 +249,25 @@ impl Executor for Onnx {
 
     fn execute_on(&self, gpu: usize, inputs: &[u8], outputs: &mut [u8]) -> Result<Vec<TaskError>, ExecutorError> {
         self.execute_on_any(Some(gpu), inputs, outputs)
+    }
+
+    fn run_once(&self, inputs: &[u8], outputs: &mut [u8]) -> Result<(), ExecutorError> {
+        self.turns.take(None, |turn| {
+            if !self.in_groups {
+                return panics::catch(|| self.run(turn, inputs, outputs))
+                    .unwrap_or_else(|text| Err(ExecutorError(format!("it panicked: {text}"))));
+            }
+            let mut run = InTurn { engine: self.engine.as_ref(), turn, how: How::Once };
+            none_failed(self.groups.execute((inputs, outputs), &AnyLength, &mut run))
+        })
+    }
+
+    fn run_apart(&self) {
+        self.is_apart.store(true, Ordering::Relaxed);
+    }
+
+    fn is_apart(&self) -> bool {
+        self.is_apart.load(Ordering::Relaxed)
     }
 
     fn emulated_profile(&self) -> Option<&LatencyProfile> {

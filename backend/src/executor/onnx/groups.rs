@@ -65,6 +65,11 @@ pub(in crate::executor) trait RunGroups {
 
     /// Whether none can be run any more, so that it is no use to look for the task that is to blame.
     fn is_over(&self) -> bool;
+
+    /// Whether each task is a group of its own.
+    fn are_apart(&self) -> bool {
+        false
+    }
 }
 
 /// The lengths that a model can be run with.
@@ -129,7 +134,8 @@ impl Groups {
         let sizes: Vec<runs::Size> = read.iter().map(rounded).collect();
         // What cannot be run together has no room together.
         let elements = |lengths: &[usize]| if rounding.has(lengths) { self.elements(lengths) } else { usize::MAX };
-        let dealt = runs::deal(&sizes, &self.batching, self.is_batched, elements).into_iter();
+        let may_join = self.is_batched && !run.are_apart();
+        let dealt = runs::deal(&sizes, &self.batching, may_join, elements).into_iter();
         let of_run =
             |run: runs::Run| Group { tasks: run.tasks.iter().map(|&task| &read[task]).collect(), lengths: run.lengths };
         let mut groups: Vec<Group<'_>> = dealt.map(of_run).collect();

@@ -3,12 +3,10 @@
 //!
 //! It has four types of tensors. What else a file has it computes in one of these ([`values`]), and where that could
 //! give other answers than the file's types do, the file is refused ([`check`]), as is what it is known to compute
-//! wrong. Its graph is one for all sizes, so a load tries whether rows of a batch are answered as each would be alone;
-//! where they are not, the tasks of a batch run one after another.
+//! wrong. A file that is for one task runs those of a batch one after another.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use half::f16;
 use repository::{
     DataType,
     onnx::{self, Dimension, Signature, Value as Declared},
@@ -25,13 +23,10 @@ use super::{
 use crate::{error::ExecutorError, executor::panics};
 
 mod check;
-mod links;
 mod values;
+mod weights;
 
 use values::{ELSE, EMBEDDED};
-
-/// A batch that shows which outputs have a row for each task.
-const ROWS_SHOWN: usize = 3;
 
 /// What rten says of what it cannot do with any numbers.
 const UNSUPPORTED: [&str; 6] = [
@@ -42,9 +37,6 @@ const UNSUPPORTED: [&str; 6] = [
     "Only inputs with",
     "is not broadcastable",
 ];
-
-/// How far a row may be from what it is alone: products of other sizes add in another order.
-const ROWS_DIFFER: f32 = 1e-3;
 
 thread_local! {
     /// Each thread computes on one thread of its own, which has its priority and its cores.
@@ -96,9 +88,6 @@ impl Rten {
         let graph = Arc::new(loaded.open(source).map_err(refused)?);
         if !source.is_in_groups() {
             loaded.try_once(&graph, source).map_err(refused)?;
-            if source.is_batched() && !is_fixed {
-                loaded.is_for_one = loaded.needs_one_at_a_time(&graph, source).map_err(refused)?;
-            }
         }
         source.check_stamp()?;
         loaded.graph = RwLock::new(Some(graph));
@@ -109,7 +98,7 @@ impl Rten {
     fn open(&self, source: &Source) -> Result<Graph, ExecutorError> {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);
-        let read = || links::load(&mut options, &source.file);
+        let read = || weights::load(&mut options, &source.file);
         // Files are anybody's, also in what the library takes for granted.
         let cannot = |why: String| ExecutorError(format!("{why}, in {EMBEDDED}; {ELSE}"));
         let read = panics::catch(read).map_err(cannot)?.map_err(|error| cannot(one_line(&error)))?;
@@ -125,36 +114,14 @@ impl Rten {
     /// # Errors
     /// If an operator or a type of one of its inputs is not.
     fn try_once(&self, graph: &Graph, source: &Source) -> Result<(), ExecutorError> {
-        let inputs = source.model.inputs.iter().enumerate();
-        let sampled = inputs.map(|(index, tensor)| sample(tensor, index, source.is_batched().then_some(1)));
-        match self.compute(graph, &sampled.collect::<Vec<_>>()) {
+        let row = source.is_batched().then_some(1);
+        let inputs = source.model.inputs.iter().enumerate().map(|(index, tensor)| sample(tensor, index, row));
+        match self.compute(graph, &inputs.collect::<Vec<_>>()) {
             Err(ExecutorError(reason)) if UNSUPPORTED.iter().any(|text| reason.contains(text)) => {
                 Err(ExecutorError(format!("{reason}, in {EMBEDDED}; {ELSE}")))
             }
             _ => Ok(()),
         }
-    }
-
-    /// Whether rows of a batch are not answered as each is alone.
-    ///
-    /// # Errors
-    /// If an output has no row for each task.
-    fn needs_one_at_a_time(&self, graph: &Graph, source: &Source) -> Result<bool, ExecutorError> {
-        let inputs =
-            source.model.inputs.iter().enumerate().map(|(index, tensor)| sample(tensor, index, Some(ROWS_SHOWN)));
-        let inputs: Vec<Tensor> = inputs.collect();
-        let rows: Vec<Tensor> = inputs.iter().map(|input| input.row(ROWS_SHOWN - 1)).collect();
-        let Ok(alone) = self.compute(graph, &rows) else { return Ok(false) };
-        let Ok(together) = self.compute(graph, &inputs) else { return Ok(true) };
-        for ((name, _), output) in self.outputs.iter().zip(&together) {
-            if output.shape.first() != Some(&ROWS_SHOWN) {
-                let found = &output.shape;
-                return Err(ExecutorError(format!(
-                    "output {name} has shape {found:?} for a batch of {ROWS_SHOWN}, expected a row for each task"
-                )));
-            }
-        }
-        Ok(together.iter().zip(&alone).any(|(output, alone)| !is_alike(&output.row(ROWS_SHOWN - 1), alone)))
     }
 
     fn compute(&self, graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>, ExecutorError> {
@@ -238,7 +205,7 @@ fn port(value: &Declared, is_fixed: bool) -> Port {
     Port { name: value.name.clone(), datatype: value.datatype, shape }
 }
 
-/// Rows that differ from each other, of numbers that hardly any graph minds: 0 and 1 where they are whole.
+/// One of numbers that hardly any graph minds: 0 and 1 where they are whole.
 fn sample(tensor: &repository::Tensor, index: usize, rows: Option<usize>) -> Tensor {
     let shape: Vec<usize> = rows.into_iter().chain(tensor.model_shape().iter().copied()).collect();
     let mut state = index as u32;
@@ -249,19 +216,4 @@ fn sample(tensor: &repository::Tensor, index: usize, rows: Option<usize>) -> Ten
     let is_whole = !tensor.datatype.is_float();
     let numbers = (0..shape.iter().product()).map(|_| if is_whole { next().round() } else { next() });
     Tensor::of_numbers(tensor.datatype, &shape, &numbers.collect::<Vec<_>>())
-}
-
-fn is_alike(found: &Tensor, alone: &Tensor) -> bool {
-    let floats = |tensor: &Tensor| match tensor.datatype {
-        DataType::Fp32 => Some(tensor.numbers::<f32>().to_vec()),
-        DataType::Fp16 => Some(tensor.numbers::<u16>().iter().map(|&bits| f16::from_bits(bits).to_f32()).collect()),
-        _ => None,
-    };
-    let (Some(found_numbers), Some(numbers)) = (floats(found), floats(alone)) else { return found == alone };
-    let largest =
-        numbers.iter().filter(|number| number.is_finite()).fold(0.0f32, |most, number| most.max(number.abs()));
-    found.shape == alone.shape
-        && found_numbers.iter().zip(&numbers).all(|(found, alone)| {
-            found.to_bits() == alone.to_bits() || (found - alone).abs() <= ROWS_DIFFER * (alone.abs() + largest)
-        })
 }

@@ -6,13 +6,14 @@ use prost::Message as _;
 use repository::{
     DataType, cell,
     onnx::proto::{
-        AttributeProto, DimensionProto, GraphProto, INT, INTS, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
-        TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
+        AttributeProto, DimensionProto, GraphProto, INT, INTS, ModelProto, NodeProto, OperatorSetIdProto,
+        StringStringEntryProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
     },
 };
 
 use super::*;
 
+mod rows;
 pub(crate) mod unequal;
 
 const IMAGE_PIXELS: usize = 64;
@@ -364,9 +365,48 @@ fn what_is_known_for_one_size_at_a_time_runs_in_batches() {
 }
 
 #[test]
-fn what_has_one_row_for_all_tasks_is_refused_for_whatever_size() {
-    let error = model_of("max_batch_size: 4", reshaped_by_numbers(true)).err().unwrap();
-    assert!(error.contains("Reshape") || error.contains("expected a row for each task"), "{error}");
+fn what_has_one_row_for_all_tasks_is_asked_for_each_of_them() {
+    let mean = model_of("max_batch_size: 4", reshaped_by_numbers(true)).unwrap();
+    let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    assert_eq!(run(&mean, &rows, 24), floats(&rows.map(|number| -number)));
+    let why =
+        super::rows::why_apart(&mean.source.model, &[0; 12], &mut |inputs, outputs| mean.run_once(inputs, outputs));
+    assert!(why.as_ref().is_some_and(|why| why.starts_with("a batch of 4 fails: ")), "{why:?}");
+}
+
+/// As many bytes as its tensor has, from the file's beginning, as nothing else is said.
+#[test]
+fn weights_beside_a_file_need_no_length_and_no_offset() {
+    let entry = |key: &str, value: &str| StringStringEntryProto { key: key.into(), value: value.into() };
+    for (name, said) in [("weights.bin", &[][..]), ("weights.data", &[("offset", "4")])] {
+        let table = TensorProto {
+            name: "table".into(),
+            data_type: FP32,
+            dims: vec![3],
+            data_location: 1,
+            external_data: [&[("location", name)], said]
+                .concat()
+                .iter()
+                .map(|(key, value)| entry(key, value))
+                .collect(),
+            ..TensorProto::default()
+        };
+        let nodes = vec![node("Add", &["x", "table"], "y", &[])];
+        let mut graph = graph(&[("x", FP32, &[-1, 3])], nodes, &[("y", FP32, &[-1, 3])]);
+        graph.initializer = vec![table];
+        let add = |numbers: &[f32]| {
+            in_repository("", graph.clone(), |model, file| {
+                fs::write(file.with_file_name(name), floats(numbers)).unwrap();
+                let loaded = load_file(model, file).map_err(|error| error.to_string())?;
+                Ok(run(&loaded, &[10.0, 20.0, 30.0], 12))
+            })
+        };
+        let skipped = said.len();
+        let expected: Vec<f32> = (0..3).map(|at| 10.0 * (at + 1) as f32 + (at + skipped) as f32).collect();
+        assert_eq!(add(&[0.0, 1.0, 2.0, 3.0, 4.0]), Ok(floats(&expected)), "{name}");
+        let error = add(&[0.0, 1.0]).unwrap_err();
+        assert!(error.contains(name) || error.contains("External initializer: table"), "{error}");
+    }
 }
 
 #[test]
