@@ -123,7 +123,7 @@ pub struct Slice {
 }
 
 /// Colours that stay apart for colour-blind readers (Okabe and Ito).
-const COLOURS: [RGBColor; 9] = [
+const COLOURS: [RGBColor; 10] = [
     RGBColor(0, 114, 178),
     RGBColor(0, 158, 115),
     RGBColor(230, 159, 0),
@@ -132,12 +132,13 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(213, 94, 0),
     RGBColor(140, 86, 75),
     RGBColor(0, 0, 0),
+    RGBColor(102, 45, 145),
     RGBColor(130, 130, 130),
 ];
 /// The look of what is not ours: grey.
 pub const GREY: usize = COLOURS.len() - 1;
 /// The look of bounds: black.
-pub const BOUND: usize = GREY - 1;
+pub const BOUND: usize = GREY - 2;
 
 const TITLE_HEIGHT: u32 = 34;
 const LEGEND_ROW: u32 = 22;

@@ -26,9 +26,7 @@ pub(crate) const CLOCKWORK5: Figure = Figure {
          together, one batch waits for the other's whole execution, which is longer than the window of a small batch, \
          so one in a hundred is soon lost at any load. The search, which takes it that a lower rate is no harder, then \
          ends near zero. Deferral wants about as many GPUs as models (Symphony's Table 1 begins there). `downbeat` \
-         opens its windows early where few GPUs serve many models: it stays within a few per cent of `eager` at the \
-         shortest objectives and passes it at long ones. A model must be seen for some fifty batches first, so short \
-         runs show it worse.",
+         holds nothing back where few GPUs serve many models, and serves as much as `eager` or a little more.",
         "All weights are in GPU memory from the start, as in that experiment; nothing is loaded or unloaded.",
     ],
     draw,

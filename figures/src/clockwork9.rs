@@ -21,7 +21,7 @@ pub(crate) const CLOCKWORK9: Figure = Figure {
     remarks: &[
         "How much durations vary is chosen, not measured: the upper panels say what follows from that. It is more than \
          the paper's GPUs and links vary: under `downbeat`, which plans with what most actions take, executions are \
-         383 us off at the 99th percentile and loads 831 and 895 us, where the paper has 250, 338 and 240 us.",
+         415 us off at the 99th percentile and loads 895 us, where the paper has 250, 338 and 240 us.",
         "The lower panels say how errors of actions that wait for each other add up: fourfold in the paper, by a \
          quarter here, where plans are sent a few milliseconds ahead, and their ends are reported at once.",
         "Clockwork's estimate is the longest of the last ten durations of a model, a batch size and a GPU. So \

@@ -32,12 +32,14 @@ const SECONDS_MIN: f64 = 3.0;
 const SECONDS_MAX: f64 = 240.0;
 
 /// The policies that figures compare, and their looks.
-pub(crate) const POLICIES: [&str; 8] =
-    ["downbeat", SYMPHONY, "deferred", "eager", "shepherd", "nexus", "clockwork", "clipper"];
+pub(crate) const POLICIES: [&str; 9] =
+    ["downbeat", SYMPHONY, "deferred", "eager", "shepherd", "nexus", "clockwork", "clipper", AUTHORS];
+/// Symphony's scheduler as its authors' code has it: the target follows the measured rate.
+pub(crate) const AUTHORS: &str = "symphony";
 /// What Symphony's evaluation ran.
 pub(crate) const SYMPHONY: &str = "deferred:target";
 /// The published policies of windows: what `downbeat` must beat the best of.
-const RIVALS: [&str; 3] = [SYMPHONY, "deferred", "eager"];
+const RIVALS: [&str; 4] = [AUTHORS, SYMPHONY, "deferred", "eager"];
 
 /// One goodput search.
 pub(crate) struct Search {
@@ -181,8 +183,9 @@ pub(crate) const GPUS_NEEDED: Measure =
 pub(crate) fn note_rivals(table: &mut Table, measure: &Measure, names: &[&str], values: &[f64]) {
     let Measure { does, what, is_cost } = measure;
     let of = |values: &[f64], name: &str| values[names.iter().position(|&policy| policy == name).expect("it is named")];
+    let rivals: Vec<_> = RIVALS.into_iter().filter(|name| names.contains(name)).collect();
     let best = |values: &[f64]| {
-        let found = RIVALS.map(|name| of(values, name)).into_iter().filter(|&value| value > 0.0 && value.is_finite());
+        let found = rivals.iter().map(|name| of(values, name)).filter(|&value| value > 0.0 && value.is_finite());
         if *is_cost { found.reduce(f64::min) } else { found.reduce(f64::max) }
     };
     let ratio = |values: &[f64]| Some(of(values, "downbeat") / best(values)?);
@@ -202,7 +205,7 @@ pub(crate) fn note_rivals(table: &mut Table, measure: &Measure, names: &[&str], 
             )
         }
     };
-    table.note("finding", format!("{finding} {what} `{}`", RIVALS.join("`, `")));
+    table.note("finding", format!("{finding} {what} `{}`", rivals.join("`, `")));
 }
 
 /// Rows of `columns` values each as columns.
@@ -253,6 +256,7 @@ pub(crate) fn legend_of(policy: &str) -> String {
     match policy {
         SYMPHONY => format!("{SYMPHONY} (Symphony as evaluated)"),
         "deferred" => "deferred (Symphony, Algorithm 1)".to_owned(),
+        AUTHORS => format!("{AUTHORS} (its authors' code)"),
         _ => policy.to_owned(),
     }
 }

@@ -4,8 +4,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     context::{
-        BESIDE, Context, GOODPUT, SYMPHONY, Search, axis_of, beside, legend_of, look_of, note_rivals, policy, rate_of,
-        workload,
+        AUTHORS, BESIDE, Context, GOODPUT, SYMPHONY, Search, axis_of, beside, legend_of, look_of, note_rivals, policy,
+        rate_of, workload,
     },
     figure::{Figure, FigureError},
     table::{Table, cell},
@@ -28,9 +28,9 @@ pub(crate) const FIG6: Figure = Figure {
     draw,
 };
 
-const COMPARED: [&str; 4] = [SYMPHONY, "deferred", "eager", "downbeat"];
+const COMPARED: [&str; 5] = [SYMPHONY, "deferred", "eager", "downbeat", AUTHORS];
 /// In the right panel; a timeout of zero is `eager`.
-const BESIDE_TIMEOUTS: [&str; 3] = [SYMPHONY, "downbeat", "deferred"];
+const BESIDE_TIMEOUTS: [&str; 4] = [SYMPHONY, "downbeat", "deferred", AUTHORS];
 const TIMEOUTS: [f64; 10] = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0];
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
@@ -106,7 +106,7 @@ fn by_beta(betas: &[i32], rates: &[f64]) -> Panel {
 fn by_timeout(mixes: &[sim::Workload], rates: &[f64]) -> Panel {
     let mut series = Vec::new();
     for ((mix, rates), (look, levels)) in
-        mixes.iter().zip(rates.chunks(TIMEOUTS.len() + BESIDE_TIMEOUTS.len())).zip([(4, [0, 2]), (5, [6, 3])])
+        mixes.iter().zip(rates.chunks(TIMEOUTS.len() + BESIDE_TIMEOUTS.len())).zip([(4, [0, 2, 8]), (5, [6, 3, 1])])
     {
         let points = TIMEOUTS
             .iter()

@@ -14,16 +14,14 @@ Made by `downbeat figures`; the page itself, too (`--page`). Every figure names 
 the same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on
 the machine, except where a figure says so. Beside each SVG lies its data as CSV.
 
-The figure of medians and GPUs, Symphony's Figures 6, 9, 11 and 14, its Table 2 and Orloj's Figure 13 show `downbeat`
-as it is. The others were drawn before it sized batches by the price of GPU time ([policy.md](policy.md)): it deferred
-every batch then, as it does now with `gpu_price = inf`, so its latencies in them are higher than they are, and fewer
-GPUs are used. `symphony`, which serves 1.3 times what `deferred:target` does at twice its goodput, is in the figure of
-medians and GPUs alone so far. Where Clockwork's own policy is ahead, as in the medians of its section 6.5, the figure's
-table says so.
+All but Symphony's Figures 7 and 13 show `downbeat` as it is. Those were drawn before it sized batches by the price of
+GPU time ([policy.md](policy.md)): it deferred every batch then, as it does now with `gpu_price = inf`. Where another
+policy is ahead, the figure's findings say so.
 
-What the paper's evaluation calls Symphony is the policy `deferred:target` here; `deferred` is its Algorithm 1 with
-the longest prefix that can finish for a batch, without a target size; `downbeat` is our own, and the other systems are
-re-implemented as their papers describe them. The papers ran them on emulated and real GPUs with a network between;
+What the paper's evaluation calls Symphony is the policy `deferred:target` here; `symphony` has the rules of its
+authors' code, whose target follows the measured rate; `deferred` is the paper's Algorithm 1 with the longest prefix
+that can finish for a batch, without a target size; `downbeat` is our own, and the other systems are re-implemented as
+their papers describe them. The papers ran them on emulated and real GPUs with a network between;
 here GPUs run every batch for exactly l(b), and the network costs what the workload says, mostly nothing. So absolute
 numbers of the papers may be lower than ours, above all those of Clockwork and Nexus, whose implementations had limits
 of their own; the order of the systems and the reasons for it are what can be compared. Where a paper's text gives a
