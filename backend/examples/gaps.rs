@@ -229,6 +229,7 @@ impl Members {
                 arena_bytes: self.arena.len() as u64,
                 arena_rkey: self.arena_key.rkey,
                 guards_offset: self.slots() * (self.input_bytes + self.answer_bytes) as u64,
+                guards_rkey: self.arena_key.rkey,
             };
             self.frontend.accept(self.clock.now(), connection, encode(wincode::serialize(&welcome)));
         }
@@ -257,6 +258,7 @@ impl Members {
                 input_bytes: self.input_bytes as u32,
                 answer_offset: self.slots() * self.input_bytes as u64 + slot * self.answer_bytes as u64,
                 answer_bytes_max: self.answer_bytes as u32,
+                key: SlotDescriptor::NO_KEY,
             },
             stamps: SchedulerStamps { queued_at: now, due_at: now, granted_at: now },
         }

@@ -757,8 +757,8 @@ impl Core {
 
     fn perform(&mut self, now: Timestamp, gpu: usize, action: Action) {
         match action {
-            Action::Fetch { place, tasks, model, task, input_offset, input_bytes } => {
-                let Some(read) = self.read((place, tasks), model, task, (input_offset, input_bytes)) else {
+            Action::Fetch { place, tasks, model, task, input } => {
+                let Some(read) = self.read((place, tasks), model, task, input) else {
                     return self.on_fetched(now, place.token(), false);
                 };
                 self.outputs.push_back(read);

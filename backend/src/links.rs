@@ -13,7 +13,7 @@ use std::{
 };
 
 use proto::{
-    FrontendId, LinkId, LinkPass, Span, Timestamp, backend_to_frontend::LinkWelcome, backoff::Backoff,
+    FrontendId, LinkId, LinkPass, SlotDescriptor, Span, Timestamp, backend_to_frontend::LinkWelcome, backoff::Backoff,
     slot::GUARD_BYTES,
 };
 use thiserror::Error;
@@ -236,14 +236,20 @@ impl Links {
         self.connections.contains_key(&connection)
     }
 
-    /// Where `bytes` bytes at `offset` of a frontend's arena are reached: the connection, the remote address and its
-    /// key. `None` if there is no link, or they do not lie in the arena.
+    /// Where `bytes` bytes at `offset` of a frontend's arena are reached by a slot's key: the connection, the remote
+    /// address and its key. `None` if there is no link, or they do not lie in the arena.
     #[must_use]
-    pub fn remote(&self, frontend: FrontendId, offset: u64, bytes: usize) -> Option<(ConnectionId, u64, u32)> {
+    pub fn remote(
+        &self,
+        frontend: FrontendId,
+        key: u32,
+        (offset, bytes): (u64, usize),
+    ) -> Option<(ConnectionId, u64, u32)> {
         let State::Up { connection, welcome } = &self.frontends.get(&frontend)?.state else { return None };
         let end = offset.checked_add(bytes as u64)?;
         let address = welcome.arena_address.checked_add(offset)?;
-        (end <= welcome.arena_bytes).then_some((*connection, address, welcome.arena_rkey))
+        let rkey = if key == SlotDescriptor::NO_KEY { welcome.arena_rkey } else { key };
+        (end <= welcome.arena_bytes).then_some((*connection, address, rkey))
     }
 
     /// The same for the guards of `slots` slots from this one on.
@@ -251,7 +257,7 @@ impl Links {
     pub fn remote_guards(&self, frontend: FrontendId, slot: u32, slots: usize) -> Option<(ConnectionId, u64, u32)> {
         let State::Up { welcome, .. } = &self.frontends.get(&frontend)?.state else { return None };
         let offset = welcome.guards_offset.checked_add(u64::from(slot) * GUARD_BYTES as u64)?;
-        self.remote(frontend, offset, slots * GUARD_BYTES)
+        self.remote(frontend, welcome.guards_rkey, (offset, slots * GUARD_BYTES))
     }
 }
 
@@ -266,7 +272,7 @@ mod tests {
     }
 
     fn welcome() -> LinkWelcome {
-        LinkWelcome { arena_address: 1000, arena_bytes: 100, arena_rkey: 5, guards_offset: 90 }
+        LinkWelcome { arena_address: 1000, arena_bytes: 100, arena_rkey: 5, guards_offset: 90, guards_rkey: 6 }
     }
 
     fn actions(links: &mut Links) -> Vec<LinkAction> {
@@ -289,7 +295,7 @@ mod tests {
         let mut links = opening();
         assert_eq!(links.handle_up(ConnectionId(0), welcome()), Some((FRONTEND, LinkId(1))));
         assert_eq!(links.handle_broken(Timestamp(50), ConnectionId(0), false), Some(Broken::Link(FRONTEND)));
-        assert_eq!(links.remote(FRONTEND, 0, 1), None);
+        assert_eq!(links.remote(FRONTEND, 7, (0, 1)), None);
         assert_eq!((actions(&mut links), links.poll_timeout()), (vec![], Timestamp(50) + BACKOFF_MIN));
         links.handle_timeout(links.poll_timeout());
         assert_eq!(actions(&mut links), [LinkAction::Open { frontend: FRONTEND, target: target(), link: LinkId(2) }]);
@@ -369,12 +375,13 @@ mod tests {
     fn only_bytes_inside_the_arena_are_reached() {
         let mut links = opening();
         links.handle_up(ConnectionId(0), welcome());
-        assert_eq!(links.remote(FRONTEND, 40, 60), Some((ConnectionId(0), 1040, 5)));
-        assert_eq!(links.remote(FRONTEND, 41, 60), None);
-        assert_eq!(links.remote(FRONTEND, u64::MAX, 60), None);
-        assert_eq!(links.remote(FrontendId(5), 0, 1), None);
+        assert_eq!(links.remote(FRONTEND, 7, (40, 60)), Some((ConnectionId(0), 1040, 7)));
+        assert_eq!(links.remote(FRONTEND, SlotDescriptor::NO_KEY, (40, 60)), Some((ConnectionId(0), 1040, 5)));
+        assert_eq!(links.remote(FRONTEND, 7, (41, 60)), None);
+        assert_eq!(links.remote(FRONTEND, 7, (u64::MAX, 60)), None);
+        assert_eq!(links.remote(FrontendId(5), 7, (0, 1)), None);
         assert_eq!(links.remote_guards(FRONTEND, 1, 1), None, "the guards begin at 90 of 100 bytes");
-        assert_eq!(links.remote_guards(FRONTEND, 0, 1), Some((ConnectionId(0), 1090, 5)));
+        assert_eq!(links.remote_guards(FRONTEND, 0, 1), Some((ConnectionId(0), 1090, 6)));
         assert_eq!(links.remote_guards(FrontendId(5), 0, 1), None);
     }
 }

@@ -90,10 +90,8 @@ pub enum Action {
         model: ModelId,
         /// The first, whose frontend is read.
         task: TaskId,
-        /// Where from, in the frontend's arena.
-        input_offset: u64,
-        /// Bytes of each.
-        input_bytes: u32,
+        /// Its input.
+        input: Input,
     },
     /// Execute a batch in its window, of which this may be a little ahead, and behind the one that the GPU has, if it
     /// has one; then call [`Worker::handle_executed`].
@@ -124,6 +122,17 @@ pub enum Action {
     TellWaited(FrontendId),
     /// Tell the scheduler.
     Report(BackendToModelThread),
+}
+
+/// Where an input is, in its frontend's arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Input {
+    /// Where it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u32,
+    /// What opens it, as its slot's descriptor says.
+    pub key: u32,
 }
 
 /// A batch that is about to be next, while another one executes.
@@ -161,6 +170,8 @@ pub struct Push {
     pub frontend: FrontendId,
     /// Where to, in the frontend's arena.
     pub answer_offset: u64,
+    /// What opens that, as the first slot's descriptor says.
+    pub key: u32,
     /// Packed slot of the first and attempt.
     pub immediate: u32,
     /// What to write in front of the payload.
@@ -801,8 +812,8 @@ impl Worker {
             batch.begin_transfer(now, run.clone(), Progress::Fetching);
             let place = Place { gpu, buffer, task: run.start };
             let PlannedTask { task, slot, .. } = batch.plan.tasks[run.start];
-            let (input_offset, input_bytes) = (slot.input_offset, slot.input_bytes);
-            actions.push_back(Action::Fetch { place, tasks: run.len(), model, task, input_offset, input_bytes });
+            let input = Input { offset: slot.input_offset, bytes: slot.input_bytes, key: slot.key };
+            actions.push_back(Action::Fetch { place, tasks: run.len(), model, task, input });
         }
         self.actions.append(&mut actions);
     }
@@ -821,6 +832,7 @@ impl Worker {
                 model: batch.plan.model,
                 frontend: task.frontend(),
                 answer_offset: slot.answer_offset,
+                key: slot.key,
                 immediate: ImmediateData { slot: slot.number(), attempt }.pack(),
                 header,
                 text,

@@ -272,6 +272,7 @@ impl Cluster {
                     arena_bytes: self.arena.len() as u64,
                     arena_rkey: self.arena_key.rkey,
                     guards_offset: GUARDS_AT as u64,
+                    guards_rkey: self.arena_key.rkey,
                 };
                 self.frontend.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
                 self.link = Some(connection);
@@ -336,6 +337,7 @@ impl Cluster {
                 input_bytes: IMAGE_BYTES as u32,
                 answer_offset: (ANSWERS_AT + slot * ANSWER_BYTES) as u64,
                 answer_bytes_max: ANSWER_BYTES as u32,
+                key: SlotDescriptor::NO_KEY,
             }),
             stamps: SchedulerStamps { queued_at: now, due_at: now, granted_at: now },
         };

@@ -192,7 +192,7 @@ impl BackendNode {
         self.life += 1;
         let shapes: Vec<_> = self.models.iter().map(|model| model.shape).chain(self.shapes.iter().copied()).collect();
         let staging = Staging::new(self.gpus.len(), &shapes, 0);
-        env.network.register(self.node, staging.bytes(), self.life);
+        env.network.register(self.node, staging.bytes(), Some(self.life));
         let schedulers = self.schedulers.iter().map(|&node| Network::address(node).into()).collect();
         // A way that hangs ends what it was given in the session before; it is not in the way of the next one here.
         for gpu in &mut self.gpus {

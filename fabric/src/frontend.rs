@@ -4,6 +4,7 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Range,
 };
 
 use frontend::{
@@ -13,7 +14,7 @@ use frontend::{
     tasks::{CheckedRequest, Reply, RequestId, WORD_WAIT},
 };
 use proto::{
-    Application, ChangeId, Span, TaskId, Timestamp,
+    Application, ChangeId, SlotDescriptor, Span, TaskId, Timestamp,
     backend_to_frontend::LinkWelcome,
     frame::{Addressed, FrameWriter, read_frame},
     frontend_to_scheduler::{FrontendToModelThread, FrontendToScheduler, ModelChange},
@@ -110,6 +111,18 @@ impl Arena for Registered<'_> {
         let (network, node) = &*guard;
         into.copy_from_slice(&network.arena(*node)[offset..][..into.len()]);
     }
+
+    fn open(&self, inputs: Range<usize>, answers: Range<usize>) -> u32 {
+        let mut guard = self.0.borrow_mut();
+        let (network, node) = &mut *guard;
+        network.open_window(*node, [inputs, answers])
+    }
+
+    fn close(&self, key: u32) {
+        let mut guard = self.0.borrow_mut();
+        let (network, node) = &mut *guard;
+        network.close_window(*node, key);
+    }
 }
 
 fn arena(env: &mut Env, node: Node) -> Registered<'_> {
@@ -130,12 +143,18 @@ impl FrontendNode {
     pub(super) fn start(&mut self, env: &mut Env) {
         self.life += 1;
         env.reset_clock(self.node);
-        env.network.register(self.node, ARENA_BYTES, self.life);
+        env.network.register(self.node, ARENA_BYTES, None);
         env.network.listen(self.node);
-        let (arena_bytes, arena_rkey) = (ARENA_BYTES as u64, self.life);
+        let (arena_bytes, arena_rkey) = (ARENA_BYTES as u64, SlotDescriptor::NO_KEY);
         let config = CoreConfig {
             arena_bytes: ARENA_BYTES,
-            arena: LinkWelcome { arena_address: ARENA_ADDRESS, arena_bytes, arena_rkey, guards_offset: 0 },
+            arena: LinkWelcome {
+                arena_address: ARENA_ADDRESS,
+                arena_bytes,
+                arena_rkey,
+                guards_offset: 0,
+                guards_rkey: 0,
+            },
             name: "frontend".to_owned(),
             link_address: Network::address(self.node).to_string(),
             links_max: 16,
@@ -143,7 +162,8 @@ impl FrontendNode {
             token_seed: env.rng.random(),
         };
         let models = env.repository.iter().flat_map(|(name, &newest)| versions(name, newest)).collect();
-        let core = Core::new(config, models).expect("the arena has room for all models");
+        let mut core = Core::new(config, models).expect("the arena has room for all models");
+        core.open_guards(&arena(env, self.node));
         let (unsent, lately, later) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
         self.process = Some(Process { core, unsent, schedulers: Vec::new(), lately, later });
         env.trace(self.node, || "starts".to_owned());

@@ -9,6 +9,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    ops::Range,
 };
 
 use proto::{Span, TaskId, Timestamp};
@@ -18,7 +19,7 @@ use transport::{
 };
 
 use super::env::{Env, Happening};
-use crate::node::Node;
+use crate::{node::Node, oracle::Violation};
 
 /// One side of a connection; also its [`ConnectionId`] there.
 pub(super) type SideId = u64;
@@ -40,6 +41,8 @@ pub(super) struct Network {
     listening: BTreeSet<Node>,
     /// Each member's registered memory.
     arenas: BTreeMap<Node, Arena>,
+    /// Keys that were given to parts of them.
+    keys: u32,
     events: BTreeMap<Node, VecDeque<Event>>,
 }
 
@@ -55,7 +58,17 @@ pub(super) struct Pair {
 #[derive(Debug)]
 struct Arena {
     bytes: Vec<u8>,
-    rkey: u32,
+    /// What all of it is reached by, if it is not by its parts' keys only.
+    rkey: Option<u32>,
+    /// What is open to READs, and to WRITEs, by its key.
+    windows: BTreeMap<u32, [Range<usize>; 2]>,
+}
+
+/// What a peer does with memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Read,
+    Write,
 }
 
 #[derive(Debug)]
@@ -134,9 +147,24 @@ impl Network {
         self.pairs.insert((b, a), pair);
     }
 
-    /// Registers a member's memory, instead of what was registered before. Peers reach it by this key.
-    pub(super) fn register(&mut self, node: Node, bytes: usize, rkey: u32) {
-        self.arenas.insert(node, Arena { bytes: vec![0; bytes], rkey });
+    /// Registers a member's memory, instead of what was registered before. Peers reach it by this key, or by those of
+    /// windows only.
+    pub(super) fn register(&mut self, node: Node, bytes: usize, rkey: Option<u32>) {
+        self.arenas.insert(node, Arena { bytes: vec![0; bytes], rkey, windows: BTreeMap::new() });
+    }
+
+    /// Opens parts of a member's memory to READs and to WRITEs. Yields the key.
+    pub(super) fn open_window(&mut self, node: Node, window: [Range<usize>; 2]) -> u32 {
+        self.keys += 1;
+        let arena = self.arenas.get_mut(&node).expect("a frontend registers its memory first");
+        arena.windows.insert(self.keys, window);
+        self.keys
+    }
+
+    /// Closes what was opened.
+    pub(super) fn close_window(&mut self, node: Node, key: u32) {
+        let arena = self.arenas.get_mut(&node).expect("a frontend registers its memory first");
+        assert!(arena.windows.remove(&key).is_some(), "key {key} opens nothing");
     }
 
     /// A member's registered memory.
@@ -394,7 +422,7 @@ impl Env {
 
     fn on_read(&mut self, id: SideId, task: Option<TaskId>, transfer: &Transfer) {
         let node = self.network.sides[&id].node;
-        let found = self.range(node, transfer.remote_address, transfer.rkey, transfer.bytes);
+        let found = self.range(node, (transfer.remote_address, transfer.bytes), transfer.rkey, Way::Read);
         let bytes = found.map(|range| self.network.arenas[&node].bytes[range].to_owned());
         match &bytes {
             Some(bytes) => {
@@ -403,7 +431,7 @@ impl Env {
                 }
                 self.trace(node, || format!("is read for {task:?} on {id}"));
             }
-            None => self.trace(node, || format!("refuses a READ for {task:?} on {id}")),
+            None => self.on_void(node, &format!("a READ for {task:?}")),
         }
         self.transmit(id, Packet::ReadReply { token: transfer.token, bytes }, Span::ZERO);
     }
@@ -420,7 +448,9 @@ impl Env {
 
     fn on_write(&mut self, id: SideId, write: Write) {
         let node = self.network.sides[&id].node;
-        let Some(range) = self.range(node, write.remote_address, write.rkey, write.bytes.len()) else {
+        let place = (write.remote_address, write.bytes.len());
+        let Some(range) = self.range(node, place, write.rkey, Way::Write) else {
+            self.on_void(node, &format!("a WRITE for {:?}", write.tasks.0));
             if let Some((token, ..)) = write.last {
                 self.transmit(id, Packet::Acknowledge { token, landed: false }, Span::ZERO);
             }
@@ -447,10 +477,24 @@ impl Env {
     }
 
     /// Where in a member's memory a peer reaches, if it may.
-    fn range(&self, node: Node, address: u64, rkey: u32, bytes: usize) -> Option<std::ops::Range<usize>> {
-        let arena = self.network.arenas.get(&node).filter(|arena| arena.rkey == rkey)?;
+    fn range(&self, node: Node, (address, bytes): (u64, usize), rkey: u32, way: Way) -> Option<Range<usize>> {
+        let arena = self.network.arenas.get(&node)?;
+        let open = match arena.windows.get(&rkey) {
+            Some([readable, _]) if way == Way::Read => readable.clone(),
+            Some([_, writable]) => writable.clone(),
+            None => 0..arena.bytes.len(),
+        };
+        let is_open = arena.rkey == Some(rkey) || arena.windows.contains_key(&rkey);
         let start = address.checked_sub(ARENA_ADDRESS)? as usize;
-        (start.checked_add(bytes)? <= arena.bytes.len()).then(|| start..start + bytes)
+        (is_open && open.start <= start && start.checked_add(bytes)? <= open.end).then(|| start..start + bytes)
+    }
+
+    /// No backend here reaches for what it was not given, so a slot's key has become void too early.
+    fn on_void(&mut self, node: Node, what: &str) {
+        self.trace(node, || format!("refuses {what}"));
+        if self.network.arenas.get(&node).is_some_and(|arena| arena.rkey.is_none()) {
+            self.oracle.report(Violation::Slot(format!("{what} meets a void key")));
+        }
     }
 
     /// A side goes down at once: what is outstanding there is reported, then its end.

@@ -43,7 +43,7 @@ impl Peers {
         let rank = all.iter().position(|other| *other == node).expect("it is one of them") as u16;
         env.scheduler_life += 1;
         let rkey = env.scheduler_life;
-        env.network.register(node, BEAT_BYTES * (1 + all.len()), rkey);
+        env.network.register(node, BEAT_BYTES * (1 + all.len()), Some(rkey));
         env.begin_era(node, all.len() == 1);
         let (dialled, dialers, frames) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self { all: all.to_vec(), rank, beats: 0, rkey, dialled, dialers, frames, ended: None }

@@ -1,11 +1,14 @@
 //! The memory that slots lie in: how much there is, and how the frontend itself reaches it.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    ops::Range,
     rc::Rc,
     sync::atomic::{Ordering, fence},
 };
 
+use proto::SlotDescriptor;
 use repository::Model;
 use transport::Memory;
 
@@ -45,6 +48,11 @@ pub trait Arena {
     fn write(&self, offset: usize, bytes: &[u8]);
     /// Copies out at `offset`.
     fn read(&self, offset: usize, into: &mut [u8]);
+    /// Opens these inputs and the places of these answers to whoever is told the key that comes of it, which is never
+    /// used twice; [`SlotDescriptor::NO_KEY`] if backends that are linked reach all of the arena.
+    fn open(&self, inputs: Range<usize>, answers: Range<usize>) -> u32;
+    /// Has such a key open nothing any more.
+    fn close(&self, key: u32);
     /// Puts a word in at `offset`, a multiple of 8. Who READs it finds all that was written before.
     fn publish(&self, offset: usize, word: u64) {
         fence(Ordering::Release);
@@ -54,13 +62,30 @@ pub trait Arena {
 
 /// An arena in plain memory, for networks that are simulated: their peers reach it directly.
 #[derive(Debug)]
-pub struct PlainArena(RefCell<Vec<u8>>);
+pub struct PlainArena {
+    bytes: RefCell<Vec<u8>>,
+    opened: RefCell<BTreeMap<u32, [Range<usize>; 2]>>,
+    last_key: Cell<u32>,
+}
 
 impl PlainArena {
     /// So many zeros.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
-        Self(RefCell::new(vec![0; bytes]))
+        let (bytes, opened) = (RefCell::new(vec![0; bytes]), RefCell::default());
+        Self { bytes, opened, last_key: Cell::new(SlotDescriptor::NO_KEY) }
+    }
+
+    /// What a key opens, if it opens anything: inputs, and places of answers.
+    #[must_use]
+    pub fn opened(&self, key: u32) -> Option<[Range<usize>; 2]> {
+        self.opened.borrow().get(&key).cloned()
+    }
+
+    /// Keys that open anything.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        self.opened.borrow().len()
     }
 
     /// What a peer READs.
@@ -69,16 +94,25 @@ impl PlainArena {
     /// If that lies outside.
     #[must_use]
     pub fn bytes(&self, offset: u64, length: u32) -> Vec<u8> {
-        self.0.borrow()[offset as usize..][..length as usize].to_vec()
+        self.bytes.borrow()[offset as usize..][..length as usize].to_vec()
     }
 }
 
 impl Arena for PlainArena {
     fn write(&self, offset: usize, bytes: &[u8]) {
-        self.0.borrow_mut()[offset..][..bytes.len()].copy_from_slice(bytes);
+        self.bytes.borrow_mut()[offset..][..bytes.len()].copy_from_slice(bytes);
     }
     fn read(&self, offset: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self.0.borrow()[offset..][..into.len()]);
+        into.copy_from_slice(&self.bytes.borrow()[offset..][..into.len()]);
+    }
+    fn open(&self, inputs: Range<usize>, answers: Range<usize>) -> u32 {
+        let key = self.last_key.get() + 1;
+        self.last_key.set(key);
+        self.opened.borrow_mut().insert(key, [inputs, answers]);
+        key
+    }
+    fn close(&self, key: u32) {
+        assert!(self.opened.borrow_mut().remove(&key).is_some(), "key {key} opens nothing");
     }
 }
 
@@ -88,6 +122,12 @@ impl<T: Arena> Arena for Rc<T> {
     }
     fn read(&self, offset: usize, into: &mut [u8]) {
         (**self).read(offset, into);
+    }
+    fn open(&self, inputs: Range<usize>, answers: Range<usize>) -> u32 {
+        (**self).open(inputs, answers)
+    }
+    fn close(&self, key: u32) {
+        (**self).close(key);
     }
 }
 

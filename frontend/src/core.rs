@@ -12,7 +12,7 @@ mod schedulers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proto::{
-    BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, TaskId, Timestamp, Wait,
+    BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, SlotDescriptor, TaskId, Timestamp, Wait,
     backend_to_frontend::{LinkHello, LinkWelcome},
     brought::{Brought, CONFIG_BYTES_MAX},
     clock::ClockOffset,
@@ -505,6 +505,15 @@ impl Core {
         self.sessions[to.scheduler()].handle_connecting(to, connection);
     }
 
+    /// Opens the slots' guards to backends: before the first of them links.
+    pub fn open_guards(&mut self, memory: &dyn Arena) {
+        let LinkWelcome { arena_bytes, arena_rkey, guards_offset, guards_rkey, .. } = &mut self.config.arena;
+        *guards_rkey = match memory.open(*guards_offset as usize..*arena_bytes as usize, 0..0) {
+            SlotDescriptor::NO_KEY => *arena_rkey,
+            key => key,
+        };
+    }
+
     /// Takes in what happened on the transport.
     pub fn handle_event(&mut self, now: Timestamp, event: Event, arena: &dyn Arena) {
         match event {
@@ -520,7 +529,9 @@ impl Core {
             }
             Event::Disconnected { connection, reason } => self.on_disconnected(now, connection, &reason.text),
             // The slots' region is the only one; backends that come again are told the key as it is now.
-            Event::KeyChanged { rkey, .. } => self.config.arena.arena_rkey = rkey,
+            Event::KeyChanged { rkey, .. } => {
+                (self.config.arena.arena_rkey, self.config.arena.guards_rkey) = (rkey, rkey);
+            }
             // A frontend posts neither.
             Event::ReadDone { .. } | Event::WriteDone { .. } => {}
         }

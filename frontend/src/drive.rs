@@ -7,17 +7,18 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
+    ops::Range,
     path::PathBuf,
     rc::Rc,
 };
 
-use proto::{Brought, ModelThreadId, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
+use proto::{Brought, ModelThreadId, SlotDescriptor, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
 use repository::{Repository, Source, Store};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
-    Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, Memory, OpenError, PostError,
-    Region,
+    Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, Memory, MemoryWindow,
+    MemoryWindows, OpenError, PostError, Region,
 };
 
 use crate::{
@@ -119,7 +120,10 @@ impl Frontend {
                 .listening(link)
         };
         let mut endpoint = Endpoint::open(endpoint)?;
-        let key = endpoint.register(&region, Access { remote_read: true, remote_write: true })?;
+        // Slots have keys of their own where that can be; all else of the arena is nobody's then.
+        let is_open = !endpoint.has_windows();
+        let key = endpoint.register(&region, Access { remote_read: is_open, remote_write: is_open })?;
+        let windows = endpoint.windows(&key);
         let link = endpoint.listen_address().expect("it was told to listen");
         let name = config.network.member_name();
         tracing::info!(name, %link, "the frontend is up");
@@ -128,8 +132,9 @@ impl Frontend {
             arena: LinkWelcome {
                 arena_address: key.address,
                 arena_bytes: bytes as u64,
-                arena_rkey: key.rkey,
+                arena_rkey: if is_open { key.rkey } else { SlotDescriptor::NO_KEY },
                 guards_offset: 0,
+                guards_rkey: SlotDescriptor::NO_KEY,
             },
             name,
             link_address: link.to_string(),
@@ -141,8 +146,10 @@ impl Frontend {
         models.extend(ensembles);
         let mut core = Core::new(core, models)?;
         refused.into_iter().for_each(|refused| core.handle_refused(refused));
+        let memory = Registered { region, windows };
+        core.open_guards(&memory);
         let clock = Clock::start();
-        let desk = Desk::new(core, Box::new(Registered(region)), Box::new(move || clock.now()), observer);
+        let desk = Desk::new(core, Box::new(memory), Box::new(move || clock.now()), observer);
         let repository = config.repository.clone();
         Ok(Self { endpoint, schedulers, repository, store, clock, desk, unsent: BTreeMap::new() })
     }
@@ -284,14 +291,27 @@ fn connections_max(links_max: usize, schedulers: usize) -> usize {
 }
 
 /// The arena as registered memory.
-struct Registered(Region);
+struct Registered {
+    region: Region,
+    windows: Option<MemoryWindows>,
+}
 
 impl Arena for Registered {
     fn write(&self, offset: usize, bytes: &[u8]) {
-        self.0.write(offset, bytes);
+        self.region.write(offset, bytes);
     }
     fn read(&self, offset: usize, into: &mut [u8]) {
-        self.0.read(offset, into);
+        self.region.read(offset, into);
+    }
+    fn open(&self, inputs: Range<usize>, answers: Range<usize>) -> u32 {
+        let range = |range: Range<usize>| range.start as u64..range.end as u64;
+        let window = MemoryWindow { readable: range(inputs), writable: range(answers) };
+        self.windows.as_ref().map_or(SlotDescriptor::NO_KEY, |windows| windows.bind(window))
+    }
+    fn close(&self, key: u32) {
+        if let Some(windows) = &self.windows {
+            windows.unbind(key);
+        }
     }
 }
 

@@ -5,6 +5,9 @@
 //! and so do the places of their answers, so that one READ and one WRITE serve them all. Their memory is one: none of
 //! it is leased again before the last of them is free.
 //!
+//! A run has one key, by which backends reach its inputs and the places of its answers and nothing else. It opens while
+//! any slot of the run is leased: what invariant 3 keeps from arriving later meets no void key either.
+//!
 //! Behind all blocks lie the slots' guards ([`proto::slot::guard_word`]), a word for each slot in the order of their
 //! numbers, so that one READ gets those of a run.
 //!
@@ -26,6 +29,7 @@ use proto::{
 };
 use thiserror::Error;
 
+use crate::arena::Arena;
 use bits::Bits;
 use shares::Shares;
 pub use shares::{Client, SHARE_OF_FREE};
@@ -104,6 +108,13 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Opens the run to backends that are told the key.
+    pub fn open(&mut self, arena: &dyn Arena) {
+        let SlotDescriptor { input_offset, input_bytes, answer_offset, answer_bytes_max, .. } = self.first;
+        let range = |offset: u64, bytes: u32| offset as usize..offset as usize + bytes as usize * self.slots;
+        self.first.key = arena.open(range(input_offset, input_bytes), range(answer_offset, answer_bytes_max));
+    }
+
     /// Slots that were leased, one for each of the tasks that follow each other from the owner on.
     #[must_use]
     pub fn slots(&self) -> usize {
@@ -117,7 +128,7 @@ impl Lease {
     #[must_use]
     pub fn descriptor(&self, index: usize) -> SlotDescriptor {
         assert!(index < self.slots, "slot {index} of a lease of {}", self.slots);
-        let SlotDescriptor { slot, input_offset, input_bytes, answer_offset, answer_bytes_max } = self.first;
+        let SlotDescriptor { slot, input_offset, input_bytes, answer_offset, answer_bytes_max, .. } = self.first;
         SlotDescriptor {
             slot: slot + index as u32,
             input_offset: input_offset + index as u64 * u64::from(input_bytes),
@@ -232,6 +243,8 @@ pub struct Slots {
     leased: usize,
     /// Of the last lease of all.
     generation: u64,
+    /// Keys of runs that are free.
+    void: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -280,6 +293,7 @@ impl Slots {
             states: vec![State::default(); blocks * layout.ids_per_block],
             leased: 0,
             generation: 0,
+            void: Vec::new(),
             layout,
         })
     }
@@ -381,6 +395,7 @@ impl Slots {
             input_bytes: size.input_bytes,
             answer_offset: (input_offset + size.input_room(run.len())) as u64,
             answer_bytes_max: size.answer_bytes_max,
+            key: SlotDescriptor::NO_KEY,
         };
         Ok(Lease { first, slots: run.len(), held: run.len(), generation: self.generation, client, bytes })
     }
@@ -405,6 +420,11 @@ impl Slots {
         self.blocks[block] = Block { class: class_index, free: Bits::full(class.slots_per_block) };
         class.open.insert(block);
         Some((block, 0..wanted.min(class.slots_per_block)))
+    }
+
+    /// Has keys of runs that are free open nothing any more: before slots are leased again.
+    pub fn close_void(&mut self, arena: &dyn Arena) {
+        self.void.drain(..).for_each(|key| arena.close(key));
     }
 
     /// Where in the arena the guards are.
@@ -446,6 +466,7 @@ impl Slots {
         if lease.held > 0 {
             return;
         }
+        self.void.extend(Some(lease.first.key).filter(|&key| key != SlotDescriptor::NO_KEY));
         let (block_index, start) = (first / self.layout.ids_per_block, first % self.layout.ids_per_block);
         let block = &mut self.blocks[block_index];
         block.free.insert(start..start + lease.slots);

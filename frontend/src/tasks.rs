@@ -231,7 +231,9 @@ impl Tasks {
             Some(record) => served.slot_size.with_input(record.len()),
             None => served.slot_size,
         };
-        let leases = self.lease_rows((first, request.client), (served, size), request.rows)?;
+        self.slots.close_void(arena);
+        let mut leases = self.lease_rows((first, request.client), (served, size), request.rows)?;
+        leases.iter_mut().for_each(|lease| lease.open(arena));
         // Whoever comes late may be submitted twice.
         self.next_task += request.rows as u64 * if comes_later { 2 } else { 1 };
         let id = RequestId(self.next_request);

@@ -65,17 +65,20 @@ pub struct LinkHello {
     pub pass: LinkPass,
 }
 
-/// What the frontend answers: where its slots are. READ and WRITE reach nothing else.
+/// What the frontend answers: where its slots are. READ and WRITE reach nothing else, and slots that have keys of their
+/// own by these only ([`SlotDescriptor::key`](crate::SlotDescriptor::key)).
 #[derive(Debug, Clone, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct LinkWelcome {
     /// Remote address of the arena's first byte.
     pub arena_address: u64,
     /// Length of the arena in bytes.
     pub arena_bytes: u64,
-    /// Remote key that covers the arena and nothing else.
+    /// Remote key of slots without one of their own: it covers the arena and nothing else. Of no use if all have one.
     pub arena_rkey: u32,
     /// Where in the arena the slots' guards are, in bytes: one word for each slot, in the order of their numbers.
     pub guards_offset: u64,
+    /// Remote key by which they can be READ.
+    pub guards_rkey: u32,
 }
 
 /// Room that the header takes before the output.

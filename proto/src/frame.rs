@@ -5,7 +5,7 @@ use thiserror::Error;
 use wincode::{SchemaReadOwned, SchemaWrite, config::DefaultConfig};
 
 /// The largest frame: what one posted receive holds. The largest message, a plan of 256 tasks, fits (asserted there).
-pub const FRAME_BYTES_MAX: usize = 16 * 1024;
+pub const FRAME_BYTES_MAX: usize = 17 * 1024;
 
 /// Why a message could not be packed or a frame not unpacked.
 #[derive(Debug, Error)]

@@ -183,7 +183,7 @@ pub struct BackendWelcome {
 }
 
 /// Encoded bytes of a [`PlannedTask`].
-const PLANNED_TASK_BYTES: usize = 8 + 2 + (4 + 8 + 4 + 8 + 4) + 3 * 8;
+const PLANNED_TASK_BYTES: usize = 8 + 2 + (4 + 8 + 4 + 8 + 4 + 4) + 3 * 8;
 /// Encoded bytes of a [`SchedulerToBackend::Plan`] without its tasks.
 const PLAN_BYTES: usize = 4 + 8 + 4 + 4 + 8 + 8 + 8 + 3;
 const _: () = assert!(PLAN_BYTES + LatencyProfile::MAX_BATCH * PLANNED_TASK_BYTES + 4 <= FRAME_BYTES_MAX);
@@ -194,8 +194,14 @@ mod tests {
 
     #[test]
     fn a_run_is_of_neighbours_that_differ_in_nothing_else() {
-        let slot =
-            SlotDescriptor { slot: 4, input_offset: 32, input_bytes: 16, answer_offset: 640, answer_bytes_max: 128 };
+        let slot = SlotDescriptor {
+            slot: 4,
+            input_offset: 32,
+            input_bytes: 16,
+            answer_offset: 640,
+            answer_bytes_max: 128,
+            key: 7,
+        };
         let before = PlannedTask { task: TaskId(7), attempt: 2, slot, stamps: SchedulerStamps::default() };
         let next = SlotDescriptor { slot: 5, input_offset: 48, answer_offset: 768, ..slot };
         let after = PlannedTask { task: TaskId(8), slot: next, ..before };
@@ -211,6 +217,7 @@ mod tests {
             PlannedTask { slot: SlotDescriptor { input_bytes: 15, ..next }, ..after },
             PlannedTask { slot: SlotDescriptor { answer_offset: 760, ..next }, ..after },
             PlannedTask { slot: SlotDescriptor { answer_bytes_max: 120, ..next }, ..after },
+            PlannedTask { slot: SlotDescriptor { key: 8, ..next }, ..after },
         ];
         assert!(others.iter().all(|other| !other.continues(&before)));
         let last = PlannedTask { task: TaskId::new(FrontendId(1), (1 << 40) - 1), ..before };
@@ -222,8 +229,14 @@ mod tests {
 
     #[test]
     fn the_largest_plan_fits_one_frame() {
-        let slot =
-            SlotDescriptor { slot: 1, input_offset: 0, input_bytes: 1, answer_offset: 64, answer_bytes_max: 128 };
+        let slot = SlotDescriptor {
+            slot: 1,
+            input_offset: 0,
+            input_bytes: 1,
+            answer_offset: 64,
+            answer_bytes_max: 128,
+            key: 0,
+        };
         let task = PlannedTask { task: TaskId(1), attempt: 0, slot, stamps: SchedulerStamps::default() };
         let plan = |tasks| {
             let plan = BatchPlan {

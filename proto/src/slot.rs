@@ -4,8 +4,8 @@ use wincode::{SchemaRead, SchemaWrite};
 
 use crate::ids::TaskId;
 
-/// Where a task's bytes lie in its frontend's arena. Offsets count from the arena's start; the arena's address and
-/// remote key are told to a backend when it connects to the frontend, never to the scheduler.
+/// Where a task's bytes lie in its frontend's arena, and what opens them. Offsets count from the arena's start, whose
+/// address is told to a backend when it connects to the frontend, never to the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct SlotDescriptor {
     /// Assigned by the frontend; below [`ImmediateData::SLOTS_MAX`], and with [`Self::GUARDED`] added if its input may
@@ -20,6 +20,9 @@ pub struct SlotDescriptor {
     pub answer_offset: u64,
     /// Room for the answer in bytes, its header included.
     pub answer_bytes_max: u32,
+    /// The remote key of the run of slots that this one was leased with: it lets their inputs be READ and their answers
+    /// be WRITTEN, and is void before any of them is leased again. [`Self::NO_KEY`]: that of the link opens them.
+    pub key: u32,
 }
 
 impl SlotDescriptor {
@@ -27,6 +30,9 @@ impl SlotDescriptor {
     /// in the queue). Its slot is then *guarded*: in the frontend's arena there is a word for each slot, which says
     /// whose input lies there ([`guard_word`]), and whoever wants to READ such an input READs that word before.
     pub const GUARDED: u32 = 1 << 31;
+
+    /// No slot's key: on devices where a part of a region cannot have one of its own for a while.
+    pub const NO_KEY: u32 = 0;
 
     /// The same, guarded.
     #[must_use]
@@ -54,6 +60,7 @@ impl SlotDescriptor {
             && before.input_offset.checked_add(u64::from(before.input_bytes)) == Some(self.input_offset)
             && before.answer_offset.checked_add(u64::from(before.answer_bytes_max)) == Some(self.answer_offset)
             && (before.input_bytes, before.answer_bytes_max) == (self.input_bytes, self.answer_bytes_max)
+            && before.key == self.key
     }
 }
 
@@ -132,9 +139,16 @@ mod tests {
 
     #[test]
     fn a_guarded_slot_is_no_neighbour_of_one_that_is_not() {
-        let slot =
-            SlotDescriptor { slot: 7, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 128 };
+        let slot = SlotDescriptor {
+            slot: 7,
+            input_offset: 0,
+            input_bytes: 8,
+            answer_offset: 64,
+            answer_bytes_max: 128,
+            key: 9,
+        };
         let next = SlotDescriptor { slot: 8, input_offset: 8, answer_offset: 192, ..slot };
+        assert!(!SlotDescriptor { key: 8, ..next }.follows(&slot), "it is of another lease");
         assert!(next.follows(&slot) && next.guarded().follows(&slot.guarded()));
         assert!(!next.guarded().follows(&slot) && !next.follows(&slot.guarded()));
         assert_eq!((next.guarded().number(), next.guarded().is_guarded(), next.is_guarded()), (8, true, false));

@@ -31,6 +31,7 @@ use crate::{
     shared_receive_queue::SharedReceiveQueueTable,
     state::QueuePairState,
     time::Timestamp,
+    windows::MemoryWindows,
     wire::{Malformed, PACKET_BYTES_MAX, Packet, Psn, QueuePairNumber, TransportService, icrc::Verifier},
 };
 
@@ -103,13 +104,16 @@ impl Endpoint {
     /// An endpoint without regions or queue pairs.
     #[must_use]
     pub fn new(config: EndpointConfig) -> Self {
+        let rng = ChaCha8Rng::from_seed(config.seed);
+        let mut keys = rng.clone();
+        keys.set_stream(1);
         Self {
             config,
-            regions: RegionTable::new(config.regions_max),
+            regions: RegionTable::new(config.regions_max, keys),
             queue_pairs: BTreeMap::new(),
             datagrams: BTreeMap::new(),
             retired: VecDeque::new(),
-            rng: ChaCha8Rng::from_seed(config.seed),
+            rng,
             transmit_queue: VecDeque::new(),
             completions: CompletionQueue::new(config.completions_max),
             counters: Counters::default(),
@@ -129,12 +133,18 @@ impl Endpoint {
         memory: Arc<dyn Memory>,
         config: impl Into<RegionConfig>,
     ) -> Result<RegionHandle, RegisterError> {
-        self.regions.register(memory, config.into(), &mut self.rng)
+        self.regions.register(memory, config.into())
     }
 
     /// Withdraws a region: when this returns, nothing reaches its memory any more. False if there is none.
     pub fn deregister(&mut self, lkey: u32) -> bool {
         self.regions.deregister(lkey)
+    }
+
+    /// To bind windows to a region of this key, which opens it to nobody by itself.
+    #[must_use]
+    pub fn windows(&self, lkey: u32) -> MemoryWindows {
+        self.regions.windows(lkey)
     }
 
     /// A starting packet sequence number that a third party cannot guess.

@@ -28,6 +28,7 @@ mod state;
 mod time;
 #[cfg(feature = "udp")]
 pub mod udp;
+mod windows;
 pub mod wire;
 mod work_request;
 
@@ -44,5 +45,6 @@ pub use memory::{Access, HeapMemory, Memory, ProtectionDomain, RegionConfig, Reg
 pub use segmentation_batch::Transmit;
 pub use state::QueuePairState;
 pub use time::Timestamp;
+pub use windows::{MemoryWindow, MemoryWindows};
 pub use wire::{Psn, QueuePairNumber, icrc::Identification};
 pub use work_request::{Operation, RecvRequest, Remote, SendRequest};

@@ -53,6 +53,7 @@ enum Reply {
     Respond {
         resource: Resource,
         sent: u32,
+        is_again: bool,
     },
 }
 
@@ -105,7 +106,7 @@ impl Outbox {
             });
         }
         self.resources.push_back(resource);
-        self.replies.push_back(Reply::Respond { resource, sent: 0 });
+        self.replies.push_back(Reply::Respond { resource, sent: 0, is_again: false });
     }
 
     /// The remembered request that `psn` belongs to.
@@ -120,7 +121,7 @@ impl Outbox {
         let is_part = |resource: &Resource| resource.end() != whole.end();
         let mut same = None;
         for (place, reply) in self.replies.iter().enumerate() {
-            let Reply::Respond { resource, sent } = reply else { continue };
+            let Reply::Respond { resource, sent, .. } = reply else { continue };
             if !whole.covers(resource.first) {
                 continue;
             }
@@ -131,7 +132,7 @@ impl Outbox {
                 same = Some(place);
             }
         }
-        let reply = Reply::Respond { resource: again, sent: 0 };
+        let reply = Reply::Respond { resource: again, sent: 0, is_again: true };
         if let Some(place) = same {
             self.replies[place] = reply;
             return;
@@ -167,7 +168,7 @@ impl Outbox {
                 repr.aeth = Some(Aeth { syndrome, message_sequence });
                 Ok(Some(Outgoing::new(repr, Windows::default())))
             }
-            Reply::Respond { resource, sent } => {
+            Reply::Respond { resource, sent, .. } => {
                 let psn = resource.first.plus(sent);
                 let aeth = Aeth { syndrome: Syndrome::ACK, message_sequence: resource.message_sequence };
                 match resource.answer {
@@ -193,7 +194,7 @@ impl Outbox {
     /// Notes that what `peek` gave is on its way.
     pub(crate) fn advance(&mut self) {
         let done = match self.replies.front_mut() {
-            Some(Reply::Respond { resource, sent }) => {
+            Some(Reply::Respond { resource, sent, .. }) => {
                 *sent += 1;
                 *sent >= resource.packets
             }
@@ -203,6 +204,12 @@ impl Outbox {
         if done {
             self.replies.pop_front();
         }
+    }
+
+    /// Gives up an answer that is given again, if that is next: what it is read from has gone, which is no mistake of a
+    /// peer whose request was doubled on the way. One that still waits asks once more, until it gives up itself.
+    pub(crate) fn skip_again(&mut self) -> bool {
+        self.replies.pop_front_if(|reply| matches!(reply, Reply::Respond { is_again: true, .. })).is_some()
     }
 
     /// Drops what comes before a refusal of `psn`, which ends everything.

@@ -277,6 +277,7 @@ impl QueuePair {
                     self.responder.outbox.advance();
                 }
                 Ok(_) => return,
+                Err(_) if self.responder.outbox.skip_again() => {}
                 Err(psn) => {
                     self.responder.refuse_read(psn, self.number, cx);
                     self.fail(None, Status::Flushed, cx);

@@ -1,21 +1,19 @@
 //! The table of registered regions and the one check that every access passes: key, protection domain, permission,
 //! bounds.
 //!
-//! A region lives from `register` to `deregister`, or to the SEND with invalidate of the one peer that it was made for.
+//! A region lives from `register` to `deregister`, or to the SEND with invalidate of the one peer that it was made for,
+//! and parts of it are opened by windows ([`crate::windows`]), whatever it is open for itself.
 //! Keys are random in all their bits, so neither a stranger nor a peer that knows some can guess another, and a stale
 //! one does not reach what came later.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    hash::{BuildHasherDefault, Hasher},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use rand_chacha::{ChaCha8Rng, rand_core::Rng};
+use rand_chacha::ChaCha8Rng;
 
 use crate::{
     error::RegisterError,
     memory::{Access, Memory, ProtectionDomain, RegionConfig, RegionHandle, Segment},
+    windows::{Bound, ByKey, Keys, MemoryWindow, MemoryWindows},
     wire::QueuePairNumber,
 };
 
@@ -43,43 +41,27 @@ struct Region {
     bytes: u64,
 }
 
-/// Keys are random: spreading them over the table takes one multiplication (Knuth, volume 3, section 6.4). Whoever
-/// sends us keys only looks them up.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn write_u32(&mut self, key: u32) {
-        self.0 = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u32(self.0 as u32 ^ u32::from(byte)));
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 /// The regions of an endpoint.
 pub(crate) struct RegionTable {
     /// By key. Never iterated over, as its order is nobody's.
-    regions: HashMap<u32, Region, BuildHasherDefault<KeyHasher>>,
+    regions: ByKey<Region>,
+    /// Theirs and those of windows.
+    keys: Keys,
     limit: usize,
     next_address: u64,
 }
 
 impl RegionTable {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { regions: HashMap::default(), limit: limit.min(REGIONS_MAX), next_address: ADDRESS_BASE }
+    /// Keys come of `rng`.
+    pub(crate) fn new(limit: usize, rng: ChaCha8Rng) -> Self {
+        let (regions, keys) = (ByKey::default(), Keys::new(rng));
+        Self { regions, keys, limit: limit.min(REGIONS_MAX), next_address: ADDRESS_BASE }
     }
 
     pub(crate) fn register(
         &mut self,
         memory: Arc<dyn Memory>,
         config: RegionConfig,
-        rng: &mut ChaCha8Rng,
     ) -> Result<RegionHandle, RegisterError> {
         let access = config.access;
         if (access.remote_write || access.remote_atomic) && !access.local_write {
@@ -95,19 +77,23 @@ impl RegionTable {
             // A gap after each region keeps an overrun from reaching the next one.
             self.next_address = end.next_multiple_of(ADDRESS_ALIGNMENT) + ADDRESS_ALIGNMENT;
         }
-        loop {
-            let key = rng.next_u32();
-            // 0 is what a forgetful peer names.
-            if let (1.., Entry::Vacant(free)) = (key, self.regions.entry(key)) {
-                free.insert(Region { memory, config, address, bytes });
-                return Ok(RegionHandle { lkey: key, rkey: key, address });
-            }
-        }
+        let key = self.keys.draw();
+        self.regions.insert(key, Region { memory, config, address, bytes });
+        Ok(RegionHandle { lkey: key, rkey: key, address })
     }
 
     /// False if there is no such region.
     pub(crate) fn deregister(&mut self, key: u32) -> bool {
-        self.regions.remove(&key).is_some()
+        let is_gone = self.regions.remove(&key).is_some();
+        if is_gone {
+            self.keys.remove(key);
+        }
+        is_gone
+    }
+
+    /// To bind windows to a region.
+    pub(crate) fn windows(&self, lkey: u32) -> MemoryWindows {
+        self.keys.windows(lkey)
     }
 
     /// The wish of a queue pair's peer to withdraw a region, which must be one that was made for it to withdraw.
@@ -142,11 +128,36 @@ impl RegionTable {
         bytes: u64,
         needed: Access,
     ) -> Result<Window<'_>, Denied> {
-        let region = self.find(domain, rkey)?;
-        if !region.config.access.covers(needed) {
+        let Some(region) = self.regions.get(&rkey) else {
+            return self.through_window(domain, rkey, address, bytes, needed);
+        };
+        if region.config.protection_domain != domain || !region.config.access.covers(needed) {
             return Err(Denied);
         }
         region.window(address.checked_sub(region.address).ok_or(Denied)?, bytes)
+    }
+
+    fn through_window(
+        &self,
+        domain: ProtectionDomain,
+        key: u32,
+        address: u64,
+        bytes: u64,
+        needed: Access,
+    ) -> Result<Window<'_>, Denied> {
+        let Bound { region, window: MemoryWindow { readable, writable } } = self.keys.window(key).ok_or(Denied)?;
+        let region = self.find(domain, region)?;
+        let range = match (needed.remote_read, needed.remote_write, needed.remote_atomic) {
+            (true, false, false) => readable,
+            (false, true, false) => writable,
+            _ => return Err(Denied),
+        };
+        let start = address.checked_sub(region.address).ok_or(Denied)?;
+        let end = start.checked_add(bytes).ok_or(Denied)?;
+        if start < range.start || range.end < end {
+            return Err(Denied);
+        }
+        region.window(start, bytes)
     }
 
     fn find(&self, domain: ProtectionDomain, key: u32) -> Result<&Region, Denied> {
@@ -166,7 +177,8 @@ impl Region {
 
 #[cfg(test)]
 mod tests {
-    use rand_chacha::rand_core::SeedableRng;
+    use proptest::prelude::*;
+    use rand_chacha::rand_core::{Rng, SeedableRng};
 
     use super::*;
     use crate::memory::HeapMemory;
@@ -174,13 +186,13 @@ mod tests {
     const HOME: ProtectionDomain = ProtectionDomain(0);
 
     fn table() -> (RegionTable, RegionHandle) {
-        let mut table = RegionTable::new(4);
+        let mut table = RegionTable::new(4, ChaCha8Rng::seed_from_u64(1));
         let handle = register(&mut table, Access::ALL.into()).unwrap();
         (table, handle)
     }
 
     fn register(table: &mut RegionTable, config: RegionConfig) -> Result<RegionHandle, RegisterError> {
-        table.register(HeapMemory::new(vec![0; 100]), config, &mut ChaCha8Rng::seed_from_u64(1))
+        table.register(HeapMemory::new(vec![0; 100]), config)
     }
 
     #[test]
@@ -213,8 +225,7 @@ mod tests {
     fn a_withdrawn_key_stays_dead() {
         let (mut table, first) = table();
         assert!(table.deregister(first.lkey) && !table.deregister(first.lkey));
-        let mut rng = ChaCha8Rng::seed_from_u64(2);
-        let second = table.register(HeapMemory::new(vec![0; 100]), Access::ALL.into(), &mut rng).unwrap();
+        let second = register(&mut table, Access::ALL.into()).unwrap();
         assert_ne!(first.rkey, second.rkey);
         assert!(table.remote(HOME, first.rkey, second.address, 1, Access::default()).is_err());
     }
@@ -224,9 +235,8 @@ mod tests {
     fn only_the_peer_that_a_region_was_made_for_withdraws_it() {
         let (mut table, shared) = table();
         let [theirs, others] = [7, 8].map(QueuePairNumber);
-        let mut rng = ChaCha8Rng::seed_from_u64(2);
         let config = RegionConfig { invalidated_over: Some(theirs), ..Access::ALL.into() };
-        let made = table.register(HeapMemory::new(vec![0; 100]), config, &mut rng).unwrap();
+        let made = register(&mut table, config).unwrap();
         assert!(table.invalidate(HOME, shared.rkey, theirs).is_err());
         assert!(table.invalidate(HOME, made.rkey, others).is_err());
         assert!(table.invalidate(ProtectionDomain(3), made.rkey, theirs).is_err());
@@ -239,10 +249,10 @@ mod tests {
     /// Each bit of a key is set in about half of them, whatever the others are, and none is given twice.
     #[test]
     fn keys_are_random_in_all_their_bits() {
-        let mut table = RegionTable::new(REGIONS_MAX);
-        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let mut table = RegionTable::new(REGIONS_MAX, ChaCha8Rng::seed_from_u64(3));
+        let mut rng = ChaCha8Rng::seed_from_u64(4);
         let keys: Vec<u32> = (0..REGIONS_MAX)
-            .map(|_| table.register(HeapMemory::new(vec![0; 8]), Access::LOCAL.into(), &mut rng).unwrap().rkey)
+            .map(|_| table.register(HeapMemory::new(vec![0; 8]), Access::LOCAL.into()).unwrap().rkey)
             .collect();
         let set: std::collections::BTreeSet<_> = keys.iter().collect();
         assert_eq!(set.len(), REGIONS_MAX);
@@ -265,5 +275,88 @@ mod tests {
             register(&mut table, Access::LOCAL.into()).unwrap();
         }
         assert_eq!(register(&mut table, Access::LOCAL.into()), Err(RegisterError::Full(4)));
+    }
+
+    const READ: Access = Access { local_write: false, remote_read: true, remote_write: false, remote_atomic: false };
+    const WRITE: Access = Access { local_write: false, remote_read: false, remote_write: true, remote_atomic: false };
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Bind(std::ops::Range<u64>, std::ops::Range<u64>),
+        /// One of those that were bound, whether it still is or not.
+        Unbind(prop::sample::Index),
+        Access(prop::sample::Index, bool, u64, u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let range = || (0u64..110, 0u64..40).prop_map(|(start, bytes)| start..start + bytes);
+        let index = any::<prop::sample::Index>;
+        let step = prop_oneof![
+            (range(), range()).prop_map(|(readable, writable)| Step::Bind(readable, writable)),
+            index().prop_map(Step::Unbind),
+            (index(), any::<bool>(), 0u64..120, 1u64..30).prop_map(|(at, w, from, n)| Step::Access(at, w, from, n)),
+        ];
+        proptest::collection::vec(step, 1..80)
+    }
+
+    proptest! {
+        /// Against a list of all windows that ever were: a byte may be read, or written, if its window is there and
+        /// names it.
+        #[test]
+        fn windows_open_what_they_name_for_as_long_as_they_are_there(steps in steps()) {
+            let (mut table, region) = table();
+            let windows = table.windows(region.lkey);
+            let mut oracle: Vec<(u32, MemoryWindow, bool)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Bind(readable, writable) => {
+                        let window = MemoryWindow { readable, writable };
+                        let key = windows.bind(window.clone());
+                        prop_assert!(key != 0 && key != region.rkey && oracle.iter().all(|(other, ..)| *other != key));
+                        oracle.push((key, window, true));
+                    }
+                    Step::Unbind(at) if !oracle.is_empty() => {
+                        let at = at.index(oracle.len());
+                        prop_assert_eq!(windows.unbind(oracle[at].0), oracle[at].2);
+                        oracle[at].2 = false;
+                    }
+                    Step::Access(at, writes, start, bytes) if !oracle.is_empty() => {
+                        let (key, window, is_there) = at.get(&oracle).clone();
+                        let range = if writes { window.writable } else { window.readable };
+                        let named = |byte: u64| range.contains(&byte) && byte < 100;
+                        let expected = is_there && (start..start + bytes).all(named);
+                        let needed = if writes { WRITE } else { READ };
+                        let found = table.remote(HOME, key, region.address + start, bytes, needed);
+                        prop_assert_eq!(found.is_ok(), expected);
+                        prop_assert!(found.is_err() || found.is_ok_and(|found| found.offset as u64 == start));
+                        prop_assert!(table.remote(ProtectionDomain(1), key, region.address, 1, needed).is_err());
+                    }
+                    Step::Unbind(_) | Step::Access(..) => {}
+                }
+            }
+            prop_assert!(table.remote(HOME, region.rkey, region.address, 100, Access::ALL).is_ok());
+            table.deregister(region.lkey);
+            register(&mut table, RegionConfig { address: Some(region.address), ..Access::ALL.into() }).unwrap();
+            for (key, window, _) in oracle {
+                prop_assert!(table.remote(HOME, key, region.address + window.readable.start, 1, READ).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_is_no_region_and_a_region_no_window() {
+        let (mut table, region) = table();
+        let windows = table.windows(region.lkey);
+        let key = windows.bind(MemoryWindow { readable: 0..100, writable: 0..100 });
+        assert!(table.local(HOME, Segment { lkey: key, offset: 0, bytes: 1 }, false).is_err());
+        assert!(table.remote(HOME, key, region.address, 8, Access { remote_atomic: true, ..WRITE }).is_err());
+        assert!(table.remote(HOME, key, region.address, 1, Access::default()).is_err());
+        assert!(table.remote(HOME, key, region.address - 1, 2, READ).is_err());
+        assert!(table.remote(HOME, key, u64::MAX, 2, READ).is_err());
+        assert!(table.invalidate(HOME, key, QueuePairNumber(7)).is_err());
+        assert!(!table.deregister(key) && !windows.unbind(region.lkey));
+        let other = register(&mut table, Access::LOCAL.into()).unwrap();
+        assert!(!table.windows(other.lkey).unbind(key), "it is another region's");
+        assert!(table.remote(HOME, key, region.address, 100, READ).is_ok());
     }
 }

@@ -119,13 +119,11 @@ mod tests {
 
     /// Two regions, the bytes of both numbered on.
     fn regions() -> (RegionTable, [std::sync::Arc<HeapMemory>; 2], [u32; 2]) {
-        let mut table = RegionTable::new(4);
-        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        let mut table = RegionTable::new(4, ChaCha8Rng::seed_from_u64(1));
         let memory =
             [0, REGION_BYTES].map(|from| HeapMemory::new((from..from + REGION_BYTES).map(|at| at as u8).collect()));
-        let keys = [0, 1].map(|which: usize| {
-            table.register(memory[which].clone(), Access::LOCAL.into(), &mut rng).expect("room").lkey
-        });
+        let keys =
+            [0, 1].map(|which: usize| table.register(memory[which].clone(), Access::LOCAL.into()).expect("room").lkey);
         (table, memory, keys)
     }
 

@@ -23,6 +23,8 @@ ACKNOWLEDGED = 0x1F << 24
 # The last is a name that operators are shown.
 PARAMETERS = struct.Struct("<QII4sHIIHBHI81s")
 NEVER = (1 << 63) - 1
+# Bytes of a planned task.
+TASK_BYTES = 66
 # Bytes of a scheduler's messages to backends that say nothing here, by their tags.
 FIXED = {0: 8, 1: 28, 11: 20, 12: 4, 13: 10, 14: 4}
 
@@ -37,6 +39,8 @@ class QueuePair:
         self.peer = self.peer_number = self.expected = None
         self.granted = self.messages = 0
         self.pieces = b""
+        # Of the last READ or WRITE of its own: whether it was carried out.
+        self.is_done = None
 
     def parameters(self, address):
         host, port = address
@@ -159,8 +163,10 @@ class Member:
     def take(self, pair, opcode, pad, psn, rest):
         if opcode == fabric.ACKNOWLEDGE:
             pair.acknowledged = (psn + 1) & 0xFFFFFF
+            pair.is_done = rest[0] < 0x20
             return
         if RESPONSE_FIRST <= opcode <= RESPONSE_ONLY:
+            pair.is_done = True
             return
         if psn != pair.expected:
             # One that was answered before, or one behind it.
@@ -237,7 +243,7 @@ class Frontend(Member):
 
     def __init__(self, cluster, host, **keeps_to):
         super().__init__(cluster, host, **keeps_to)
-        arena = struct.pack("<QQIQ", 1 << 32, 1 << 30, 7, 1 << 29)
+        arena = struct.pack("<QQIQI", 1 << 32, 1 << 30, 7, 1 << 29, 7)
         link_host, link_port = self.listen(arena)
         hello = fabric.frontend_hello(f"{link_host}:{link_port}".encode(), b"hostile")
         self.scheduler, welcome = self.dial(cluster.scheduler, hello)
@@ -251,7 +257,7 @@ class Frontend(Member):
         """Tasks without an objective, as many to a frame as fit."""
         tasks = []
         for number in range(first, first + count):
-            slot = struct.pack("<IQIQI", number % 4096, 4096 * (number % 4096), input_bytes, 1 << 28, answer_bytes)
+            slot = struct.pack("<IQIQII", number % 4096, 4096 * (number % 4096), input_bytes, 1 << 28, answer_bytes, 0)
             model = models[number % len(models)]
             tasks.append(struct.pack("<IQIqBI?", 65, self.id << 40 | number, model, NEVER, 0, 0, True) + slot)
         for at in range(0, len(tasks), 200):
@@ -259,10 +265,12 @@ class Frontend(Member):
 
 
 class Backend(Member):
-    """One that says it hosts a model, and answers plans by what it says alone."""
+    """One that says it hosts a model, and answers plans by what it says alone, if at all."""
 
-    def __init__(self, cluster, host, model, input_bytes, latency_ns, **keeps_to):
+    def __init__(self, cluster, host, model, input_bytes, latency_ns, reports=True, **keeps_to):
         super().__init__(cluster, host, **keeps_to)
+        # Of slots of its tasks: where inputs and answers are, and the key.
+        self.reports, self.frontend, self.arena, self.slots = reports, None, None, []
         table = struct.pack("<Q64q", 64, *(latency_ns + batch for batch in range(64)))
         offer = fabric.sized(model) + fabric.sized(b"1") + table + struct.pack("<IQI", input_bytes, 1, 0)
         offer += struct.pack("<IqqBQ", 0, 0, 0, 0, 0)
@@ -294,24 +302,46 @@ class Backend(Member):
                 threading.Thread(target=self.link, args=(frontend, address, link_pass), daemon=True).start()
             elif tag == 15:
                 plan, _, _, exec_at, _, tasks = struct.unpack_from("<QIIqqQ", frame, 4)
-                frame = frame[44 + 62 * tasks :]
+                for at in range(44, 44 + TASK_BYTES * tasks, TASK_BYTES):
+                    _, input_offset, _, answer_offset, _, key = struct.unpack_from("<IQIQII", frame, at + 10)
+                    self.slots.append((input_offset, answer_offset, key))
+                frame = frame[44 + TASK_BYTES * tasks :]
                 frame = frame[3 if frame[0] else 1 :]
                 self.plans += 1
-                self.report(plan, exec_at)
+                if self.reports:
+                    self.report(plan, exec_at)
             elif tag in FIXED:
                 frame = frame[FIXED[tag] :]
             else:
                 return
 
     def link(self, frontend, address, link_pass):
-        host, _, port = address.decode().rpartition(":")
-        hello = struct.pack("<IIIIHQ", self.id, frontend, 1, *self.epoch, link_pass)
+        self.frontend = frontend, address, link_pass
         try:
-            self.dial((host, int(port)), hello)
+            self.new_link()
         except OSError:
             return
-        self.links += 1
         self.send(self.scheduler, struct.pack("<III", 0, frontend, 1))
+
+    def new_link(self):
+        """Another link to the frontend that came last. Yields the queue pair."""
+        frontend, address, link_pass = self.frontend
+        host, _, port = address.decode().rpartition(":")
+        hello = struct.pack("<IIIIHQ", self.id, frontend, self.links + 1, *self.epoch, link_pass)
+        pair, self.arena = self.dial((host, int(port)), hello)
+        self.links += 1
+        return pair
+
+    def reach(self, is_write, address, key, length=64):
+        """READs or WRITEs there, on a link of its own. Whether that is carried out; `None` if nobody answers."""
+        pair = self.new_link()
+        extended = struct.pack(">QII", address, key, length)
+        opcode, payload = (fabric.WRITE_ONLY, b"\x55" * length) if is_write else (READ_REQUEST, b"")
+        self.packet(pair, opcode, pair.psn, extended + payload)
+        until = time.monotonic() + 1
+        while pair.is_done is None and time.monotonic() < until:
+            time.sleep(0.001)
+        return pair.is_done
 
     def report(self, plan, exec_at):
         """Done, and answered; nothing was."""

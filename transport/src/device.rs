@@ -17,7 +17,7 @@ use std::{
 };
 
 use proto::Timestamp;
-use soft_roce::{Completion, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
+use soft_roce::{Completion, MemoryWindows, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use crate::{
     Access, Arm, Region, RegionKey,
@@ -134,6 +134,11 @@ impl Device {
     /// One line that names the limit that is reached.
     pub(crate) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
         each!(self, device => device.register(region, access))
+    }
+
+    /// To bind windows to a region, if this arm has windows.
+    pub(crate) fn windows(&self, lkey: u32) -> Option<MemoryWindows> {
+        Some(self.soft()?.windows(lkey))
     }
 
     /// Registers memory of another device's, for our own queue pairs to fill.

@@ -17,7 +17,7 @@ use std::{
 };
 
 use proto::{Span, Timestamp, Wait};
-use soft_roce::{CompletionOpcode, Counters, PathMtu, QueuePairNumber, Status, udp::DriverCounters};
+use soft_roce::{CompletionOpcode, Counters, MemoryWindows, PathMtu, QueuePairNumber, Status, udp::DriverCounters};
 
 use acceptor::Acceptor;
 use names::{Names, Peer};
@@ -275,6 +275,19 @@ impl Endpoint {
             self.device.register(region, access).map_err(|cause| OpenError::Register { bytes: region.len(), cause })?;
         self.regions += 1;
         Ok(key)
+    }
+
+    /// Whether parts of regions can be opened by keys of their own, without a word to peers: over soft-RoCE. On a verbs
+    /// device each window that is bound or unbound is a work request of a queue pair.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        self.device.soft().is_some()
+    }
+
+    /// To open parts of a region, which need not be open itself; nothing where there are no windows.
+    #[must_use]
+    pub fn windows(&self, key: &RegionKey) -> Option<MemoryWindows> {
+        self.device.windows(key.lkey)
     }
 
     /// Registers memory of another device's, for READs to land there: by its dma-buf if it has one and the RDMA device

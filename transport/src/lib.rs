@@ -126,6 +126,7 @@ pub use region::Region;
 pub use release::Release;
 pub use resolve::{own_address, own_or_routed, wait_for_names};
 pub use secrets::Secrets;
+pub use soft_roce::{MemoryWindow, MemoryWindows};
 pub use strangers::share_of;
 pub use tls::{ServerTlsFiles, TlsFiles, client_tls};
 pub use traffic::{PeerTraffic, Traffic, traffic};

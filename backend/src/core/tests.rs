@@ -149,7 +149,8 @@ impl Backend {
         let expected = LinkHello { backend, frontend: FRONTEND, link, epoch, pass: PASS };
         assert_eq!((peer, wincode::deserialize(hello).unwrap()), (&Peer::Frontend(FRONTEND), expected));
         self.0.handle_connecting(Peer::Frontend(FRONTEND), ConnectionId(2));
-        let welcome = LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1, guards_offset: 2048 };
+        let welcome =
+            LinkWelcome { arena_address: 1000, arena_bytes: 4096, arena_rkey: 1, guards_offset: 2048, guards_rkey: 2 };
         self.connected(ConnectionId(2), encode(&welcome));
     }
 
@@ -191,7 +192,8 @@ impl Backend {
 }
 
 fn plan(model_thread: u16, gpu_index: u32) -> SchedulerToBackend {
-    let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 300 };
+    let slot =
+        SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 300, key: 5 };
     let task = PlannedTask {
         task: TaskId::new(FRONTEND, 1),
         attempt: 0,
@@ -273,7 +275,7 @@ fn a_plan_becomes_a_read_an_execution_and_a_write() {
     backend.tell(SCHEDULER, &plan(0, 0));
     let outputs = backend.outputs();
     let [Output::Read { connection: ConnectionId(2), transfer: read, .. }] = outputs[..] else { panic!("{outputs:?}") };
-    assert_eq!((read.remote_address, read.lkey, read.bytes), (1000, 7, 8));
+    assert_eq!((read.remote_address, read.rkey, read.lkey, read.bytes), (1000, 5, 7, 8));
     let connection = ConnectionId(2);
     backend.0.handle_event(NOW, Event::ReadDone { connection, token: read.token, result: Ok(()) });
     let outputs = backend.outputs();
@@ -283,6 +285,7 @@ fn a_plan_becomes_a_read_an_execution_and_a_write() {
     backend.0.handle_executed(finished_at, 0, Execution::Done { started_at, finished_at, outputs: Outputs::default() });
     let outputs = backend.outputs();
     let [Output::Write { transfer, header, .. }, Output::Send { .. }] = &outputs[..] else { panic!("{outputs:?}") };
+    assert_eq!(transfer.rkey, 5);
     assert_eq!(
         (transfer.remote_address, transfer.local_offset + ANSWER_HEADER_BYTES),
         (1064, job.runs[0].output_offset)

@@ -11,7 +11,7 @@ use super::{Core, Output, Run};
 use crate::{
     executor::OnGpus,
     staging::Place,
-    worker::{self, Ahead, Push},
+    worker::{self, Ahead, Input, Push},
 };
 
 impl Core {
@@ -65,11 +65,11 @@ impl Core {
         (place, tasks): (Place, usize),
         model: ModelId,
         task: TaskId,
-        (input_offset, input_bytes): (u64, u32),
+        Input { offset: input_offset, bytes: input_bytes, key }: Input,
     ) -> Option<Output> {
         let frontend = task.frontend();
         let bytes = tasks * input_bytes as usize;
-        let remote = self.links.remote(frontend, input_offset, bytes);
+        let remote = self.links.remote(frontend, key, (input_offset, bytes));
         if remote.is_none() {
             let text = format_args!("no link, or an input outside its arena, at {input_offset}");
             self.told.transfers.note(frontend, text);
@@ -99,9 +99,9 @@ impl Core {
 
     /// A WRITE_WITH_IMM to post; nothing if it cannot be done.
     pub(super) fn write(&mut self, push: Push) -> Option<Output> {
-        let Push { place, model, frontend, answer_offset, immediate, header, text } = push;
+        let Push { place, model, frontend, answer_offset, key, immediate, header, text } = push;
         let bytes = ANSWER_HEADER_BYTES + header.payload_bytes as usize;
-        let Some((connection, remote_address, rkey)) = self.links.remote(frontend, answer_offset, bytes) else {
+        let Some((connection, remote_address, rkey)) = self.links.remote(frontend, key, (answer_offset, bytes)) else {
             let text = format_args!("no link, or an answer outside its arena, at {answer_offset}");
             self.told.transfers.note(frontend, text);
             return None;

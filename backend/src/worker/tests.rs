@@ -4,6 +4,8 @@ use super::*;
 use proptest::prelude::*;
 use proto::{PlanId, SlotDescriptor, stages::SchedulerStamps};
 
+/// Of all slots.
+const KEY: u32 = 77;
 const MODEL: ModelId = ModelId(3);
 const LINK: LinkId = LinkId(1);
 const SHAPE: ModelShape =
@@ -34,6 +36,7 @@ fn plan(id: u64, window: (i64, i64), frontends: &[u32]) -> BatchPlan {
                 input_bytes: SHAPE.input_bytes as u32,
                 answer_offset: number,
                 answer_bytes_max: ANSWER_BYTES,
+                key: KEY,
             },
             stamps: SchedulerStamps { queued_at: Timestamp(1), due_at: Timestamp(2), granted_at: Timestamp(3) },
         }
@@ -154,7 +157,7 @@ fn neighbours_share_their_transfers_and_their_failures() {
     let fetches: Vec<(usize, usize, u64)> = actions(&mut worker)
         .into_iter()
         .map(|action| match action {
-            Action::Fetch { place, tasks, input_offset, .. } => (place.task, tasks, input_offset),
+            Action::Fetch { place, tasks, input: Input { offset, key: KEY, .. }, .. } => (place.task, tasks, offset),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -204,7 +207,9 @@ fn one_answer_is_for_the_run_that_executed() {
     worker.handle_fetched(Timestamp(1), place(0, 0), true);
     actions(&mut worker);
     worker.handle_executed(Timestamp(150), done(1, 149));
-    let Some(Action::Push(Push { answer_offset, immediate, header, .. })) = worker.poll_action() else { panic!() };
+    let Some(Action::Push(Push { answer_offset, key: KEY, immediate, header, .. })) = worker.poll_action() else {
+        panic!()
+    };
     assert_eq!((answer_offset, immediate), (15_000, ImmediateData { slot: 0, attempt: 1 }.pack()));
     assert_eq!((header.tasks, header.payload_bytes, header.batch_size), (3, 3 * 40, 3));
     actions(&mut worker);
@@ -248,7 +253,7 @@ fn records_are_fetched_and_answered_with_their_own_lengths() {
     let mut refused = Vec::new();
     for action in actions(&mut worker) {
         match action {
-            Action::Fetch { place, tasks, input_bytes, .. } => fetched.push((place.task, tasks, input_bytes)),
+            Action::Fetch { place, tasks, input, .. } => fetched.push((place.task, tasks, input.bytes)),
             Action::Push(Push { place, text, .. }) => refused.push((place.task, text.unwrap())),
             other => panic!("{other:?}"),
         }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::Range,
     sync::Arc,
 };
 
@@ -101,6 +102,14 @@ impl Arena for NoArena {
     fn read(&self, _: usize, _: &mut [u8]) {
         panic!("no request is made");
     }
+
+    fn open(&self, _: Range<usize>, _: Range<usize>) -> u32 {
+        panic!("no request is made");
+    }
+
+    fn close(&self, _: u32) {
+        panic!("no request is made");
+    }
 }
 
 struct World {
@@ -169,7 +178,7 @@ impl World {
         let frontend = FrontendConfig {
             name: "frontend".to_owned(),
             arena_bytes: ARENA_BYTES,
-            arena: LinkWelcome { arena_address: 0, arena_bytes, arena_rkey: 1, guards_offset: 0 },
+            arena: LinkWelcome { arena_address: 0, arena_bytes, arena_rkey: 1, guards_offset: 0, guards_rkey: 0 },
             link_address: "127.0.0.1:2".to_owned(),
             links_max: 16,
             schedulers: 1,

@@ -326,6 +326,42 @@ fn a_failed_row_ends_the_request_once_and_cancels_the_others() {
     assert_eq!((bench.tasks.outstanding(), bench.tasks.poll_reply()), (0, None));
 }
 
+/// A run's key opens its inputs and the places of its answers for as long as any of its tasks may be read or answered.
+#[test]
+fn a_key_opens_one_run_of_rows_until_the_last_of_them_has_ended() {
+    let mut bench = Bench::new();
+    bench.admit(3).unwrap();
+    let tasks = bench.submitted();
+    let (first, last) = (tasks[0].1, tasks[2].1);
+    assert!(tasks.iter().all(|(_, slot)| slot.key == first.key && slot.key != SlotDescriptor::NO_KEY));
+    let range = |from: u64, until: u64, bytes: u32| from as usize..until as usize + bytes as usize;
+    let run = [
+        range(first.input_offset, last.input_offset, last.input_bytes),
+        range(first.answer_offset, last.answer_offset, last.answer_bytes_max),
+    ];
+    assert_eq!(bench.arena.opened(first.key), Some(run.clone()));
+    for (task, slot) in &tasks[..2] {
+        bench.answer(*slot, done(*task, 3), &[0; 3]);
+    }
+    // Another run, while a task of the first is on its second attempt.
+    bench.admit(1).unwrap();
+    let [(_, other)] = bench.submitted()[..] else { panic!("one row") };
+    let two = tasks[2];
+    assert_eq!(bench.tasks.handle_fenced(vec![two.0]), [two.0]);
+    assert_eq!((bench.arena.opened(first.key), bench.arena.keys()), (Some(run), 2));
+    assert_ne!(other.key, first.key);
+    bench.answer(two.1, AnswerHeader { attempt: 1, ..done(two.0, 3) }, &[0; 3]);
+    // What is leased next may lie where the first run did, whose key is void by then.
+    bench.admit(3).unwrap();
+    let again = bench.submitted()[0].1;
+    assert_eq!((bench.arena.opened(first.key), bench.arena.keys()), (None, 2));
+    assert!(again.key != first.key && bench.arena.opened(other.key).is_some());
+    bench.tasks.abandon(&InferError::SchedulerLost);
+    bench.tasks.release_abandoned();
+    bench.admit(1).unwrap();
+    assert_eq!(bench.arena.keys(), 1, "those of the former life are void");
+}
+
 #[test]
 fn only_the_present_attempt_of_the_present_lease_is_an_answer() {
     let mut bench = Bench::new();

@@ -355,7 +355,13 @@ fn with_models_and_schedulers<F: Future<Output = ()>>(
     let arena = Rc::new(PlainArena::new(ARENA));
     let config = CoreConfig {
         arena_bytes: ARENA,
-        arena: LinkWelcome { arena_address: 0, arena_bytes: ARENA as u64, arena_rkey: 0, guards_offset: 0 },
+        arena: LinkWelcome {
+            arena_address: 0,
+            arena_bytes: ARENA as u64,
+            arena_rkey: 0,
+            guards_offset: 0,
+            guards_rkey: 0,
+        },
         name: "frontend".to_owned(),
         link_address: "127.0.0.1:1".to_owned(),
         links_max: 4,

@@ -216,7 +216,7 @@ structs! { struct_lines:
     FilesDigest { 0 }
     Brought { config, files }
     BatchCost { fixed, per_task_ppm }
-    SlotDescriptor { slot, input_offset, input_bytes, answer_offset, answer_bytes_max }
+    SlotDescriptor { slot, input_offset, input_bytes, answer_offset, answer_bytes_max, key }
     SchedulerStamps { queued_at, due_at, granted_at }
     ClockReply { sent_at, received_at, replied_at }
     ErrorHistogram { counts, longer, sum }
@@ -250,7 +250,7 @@ structs! { struct_lines:
     DrainRequest { kind, name, is_drained, is_forced }
     DrainAnswer { id, only_there }
     LinkHello { backend, frontend, link, epoch, pass }
-    LinkWelcome { arena_address, arena_bytes, arena_rkey, guards_offset }
+    LinkWelcome { arena_address, arena_bytes, arena_rkey, guards_offset, guards_rkey }
 }
 
 enums! { enum_lines:

@@ -28,7 +28,7 @@ const MEMBERS_MAX: usize = 4;
 const EPOCH: Epoch = Epoch { number: 1, scheduler: 0 };
 
 fn slot(number: u32) -> SlotDescriptor {
-    SlotDescriptor { slot: number, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 128 }
+    SlotDescriptor { slot: number, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 128, key: 5 }
 }
 
 /// A profile as it comes off the wire: nobody has checked it.

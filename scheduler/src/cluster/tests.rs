@@ -53,7 +53,7 @@ fn scheduler(config: &ClusterConfig) -> Cluster {
 }
 
 fn slot() -> SlotDescriptor {
-    SlotDescriptor { slot: 3, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 128 }
+    SlotDescriptor { slot: 3, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 128, key: 5 }
 }
 
 fn offer(gpus: u32) -> BackendHello {

@@ -125,7 +125,14 @@ mod tests {
             application: 0,
             attempt: 0,
             losses: 0,
-            slot: SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 },
+            slot: SlotDescriptor {
+                slot: 0,
+                input_offset: 0,
+                input_bytes: 0,
+                answer_offset: 0,
+                answer_bytes_max: 80,
+                key: 5,
+            },
         }
     }
 

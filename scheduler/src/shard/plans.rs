@@ -292,7 +292,8 @@ mod tests {
     use super::*;
 
     fn task(sequence: u64) -> RunningTask {
-        let slot = SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80 };
+        let slot =
+            SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 0, answer_offset: 0, answer_bytes_max: 80, key: 5 };
         let id = TaskId::new(FrontendId(1), sequence);
         RunningTask {
             id,

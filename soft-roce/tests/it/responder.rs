@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use crate::common::scripted::{Decoded, RQ_PSN, Scripted};
 use soft_roce::{
-    Access, CompletionOpcode, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairState, RegionHandle,
-    Segment, Status,
+    Access, CompletionOpcode, Identification, MemoryWindow, PathMtu, Peer, Psn, QueuePairConfig, QueuePairState,
+    RegionHandle, Segment, Status,
     wire::{AtomicEth, PacketKind, Repr, Reth},
 };
 
@@ -473,4 +473,30 @@ fn services_that_we_do_not_speak_are_counted_and_dropped() {
         assert_eq!(peer.endpoint.counters().dropped_unsupported, 1, "{opcode:#x}");
         assert_eq!(peer.state(), QueuePairState::ReadyToSend);
     }
+}
+
+/// A READ that was doubled on the way may come again when its owner has closed the window: the first answer has been
+/// taken, or it would not be closed. That is nobody's mistake, so the queue pair goes on.
+#[test]
+fn a_read_that_comes_again_once_its_window_is_closed_is_not_answered_and_ends_nothing() {
+    let mut peer = Scripted::new(QueuePairConfig::default(), PathMtu::Mtu256);
+    let (memory, handle) = peer.register((0..1_024).map(|at| (at / 3) as u8).collect(), Access::LOCAL);
+    let windows = peer.endpoint.windows(handle.lkey);
+    let open = || windows.bind(MemoryWindow { readable: 0..600, writable: 600..1_024 });
+    let key = open();
+    let at = |rkey, offset, bytes| Reth { address: handle.address + offset, rkey, bytes };
+    let read = peer.read(0, at(key, 0, 600));
+    assert_eq!(peer.deliver(read, &[]).len(), 3);
+    assert_eq!(peer.deliver(read, &[]).len(), 3, "it is open");
+    windows.unbind(key);
+    assert_eq!(peer.deliver(read, &[]), []);
+    assert_eq!(peer.state(), QueuePairState::ReadyToSend);
+    // What is asked for next is carried out, and what was not open before is refused.
+    let next = open();
+    let write = with_reth(peer.request(PacketKind::WriteOnly, 3), at(next, 600, 4));
+    assert_eq!(aeths(&peer.deliver(write, &[9; 4])), [(psn(3), ACK, 2)]);
+    assert_eq!(memory.to_vec()[600..604], [9; 4]);
+    let late = with_reth(peer.request(PacketKind::WriteOnly, 4), at(key, 600, 4));
+    assert_eq!(aeths(&peer.deliver(late, &[8; 4])), [(psn(4), NAK_ACCESS, 2)]);
+    assert_eq!((peer.state(), &memory.to_vec()[600..604]), (QueuePairState::Error, &[9; 4][..]));
 }

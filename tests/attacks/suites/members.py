@@ -1,6 +1,7 @@
 """Members that have joined, keep to the protocol where they must, and wait for nobody's good."""
 
 import json
+import struct
 import threading
 import time
 
@@ -72,3 +73,31 @@ def broken_word(scene):
     scene.expect(502 in statuses, f"the answers were {told(statuses)}, expected 502 among them")
     scene.expect(max(took) < 2, f"a request was told after {max(took):.1f} s")
     return f"{hostile.plans} plans, {told(statuses)}, at most {max(took):.1f} s"
+
+
+@attack(limit_s=20, is_last=True)
+def slots_of_others(scene):
+    """A backend that has joined reads slots of tasks that others run, and writes into them: by each key that it is told,
+    those of its link and that of a task of its own, which it keeps."""
+    hostile = member.Backend(scene.cluster, HOSTILE, b"slow", 16, 20_000, reports=False)
+    served = scene.wait_for(lambda: scene.cluster.is_model_ready("slow"), 5)
+    scene.expect(served, "the hostile backend's model is not served")
+    tensor = {"name": "bytes", "shape": [1, 16], "datatype": "UINT8", "data": list(range(16))}
+    body = json.dumps({"parameters": {"timeout": 3_000_000}, "inputs": [tensor]}).encode()
+    threading.Thread(target=scene.status, args=("POST", "/v2/models/slow/infer", body), daemon=True).start()
+    scene.expect(scene.wait_for(lambda: hostile.slots, 2), "it was given no task")
+    address, arena_bytes, arena_key = struct.unpack_from("<QQI", hostile.arena)
+    keys = {"its link's key": arena_key, "the guards' key": struct.unpack_from("<I", hostile.arena[28:].ljust(4))[0]}
+    at = 0
+    if hostile.slots:
+        at, answer_at, own = hostile.slots[0]
+        keys["its task's key"] = own
+        scene.expect(hostile.reach(False, address + at, own, 16), "it could not read its own task's input")
+        scene.expect(hostile.reach(False, address + answer_at, own) is False, "it read the place of an answer")
+        scene.expect(hostile.reach(True, address + at, own, 16) is False, "it wrote an input")
+    others = address + (at + arena_bytes // 2) % arena_bytes // 64 * 64
+    for name, key in keys.items():
+        for is_write in (False, True):
+            is_done = hostile.reach(is_write, others, key)
+            scene.expect(is_done is False, f"{name} {'writes' if is_write else 'reads'} slots of others: {is_done}")
+    return f"{hostile.links} links"

@@ -10,8 +10,8 @@ use std::{
 
 use proto::Timestamp;
 use soft_roce::{
-    Completion, Counters, Endpoint as Core, Identification, PathMtu, Peer, Psn, QueuePairConfig, QueuePairNumber,
-    RecvRequest, SendRequest,
+    Completion, Counters, Endpoint as Core, Identification, MemoryWindows, PathMtu, Peer, Psn, QueuePairConfig,
+    QueuePairNumber, RecvRequest, SendRequest,
     udp::{Driver, DriverConfig, DriverCounters},
 };
 
@@ -121,6 +121,10 @@ impl Soft {
         };
         let handle = self.core.register(Arc::new(region.clone()), access)?;
         Ok(RegionKey { lkey: handle.lkey, rkey: handle.rkey, address: handle.address })
+    }
+
+    pub(super) fn windows(&self, lkey: u32) -> MemoryWindows {
+        self.core.windows(lkey)
     }
 
     /// The CPU has no way there.

@@ -15,3 +15,4 @@ mod reborn_peer;
 mod shared_address;
 mod sharing;
 mod transfers;
+mod windows;

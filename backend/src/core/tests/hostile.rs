@@ -162,6 +162,7 @@ impl Attack {
             input_bytes: [8, 8, 8, 8, 5, 5, 0, u32::MAX][self.rng.random_range(0..8)],
             answer_offset: self.number(1 << 12),
             answer_bytes_max: [300, 300, 300, 88, 87, u32::MAX][self.rng.random_range(0..6)],
+            key: 5,
         };
         let stamps = SchedulerStamps { queued_at: self.instant(), due_at: self.instant(), granted_at: self.instant() };
         let first = PlannedTask { task: self.task(), attempt: self.number(2) as u16, slot, stamps };
@@ -273,8 +274,14 @@ impl Attack {
     fn follow(&mut self) {
         let Some(gpu) = self.pick(&self.executing.clone()) else { return };
         let stamps = SchedulerStamps { queued_at: self.now, due_at: self.now, granted_at: self.now };
-        let slot =
-            SlotDescriptor { slot: 0, input_offset: 0, input_bytes: 8, answer_offset: 64, answer_bytes_max: 300 };
+        let slot = SlotDescriptor {
+            slot: 0,
+            input_offset: 0,
+            input_bytes: 8,
+            answer_offset: 64,
+            answer_bytes_max: 300,
+            key: 5,
+        };
         let task = TaskId::new(FrontendId(self.rng.random_range(0..FRONTENDS)), 1);
         let plan = BatchPlan {
             exec_at: self.now,
@@ -317,6 +324,7 @@ impl Attack {
                 arena_bytes: if is_well || self.rng.random() { u64::MAX } else { self.number(1 << 13) },
                 arena_rkey: self.rng.random(),
                 guards_offset: if is_well { 1 << 40 } else { self.number(1 << 13) },
+                guards_rkey: 6,
             }),
         };
         self.up.push((peer, connection));

@@ -36,7 +36,13 @@ impl Attack {
         let models = (0..2).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
         let config = CoreConfig {
             arena_bytes: ARENA,
-            arena: LinkWelcome { arena_address: 1, arena_bytes: ARENA as u64, arena_rkey: 2, guards_offset: 0 },
+            arena: LinkWelcome {
+                arena_address: 1,
+                arena_bytes: ARENA as u64,
+                arena_rkey: 2,
+                guards_offset: 0,
+                guards_rkey: 0,
+            },
             name: "frontend".to_owned(),
             link_address: "127.0.0.1:1".to_owned(),
             links_max: 3,

@@ -337,7 +337,8 @@ fn a_backend_is_told_the_key_as_it_is_now() {
     let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch, pass });
     world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
     let Some(Output::Accept { welcome, .. }) = world.core.poll_output() else { panic!("not accepted") };
-    assert_eq!(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().arena_rkey, 77);
+    let LinkWelcome { arena_rkey, guards_rkey, .. } = wincode::deserialize(&welcome).unwrap();
+    assert_eq!((arena_rkey, guards_rkey), (77, 77));
 }
 
 #[test]
