@@ -23,9 +23,9 @@ impl Shard {
         (frontend, backend): (FrontendId, BackendId),
         tasks: Vec<RunningTask>,
     ) {
-        // Elsewhere there is nothing to wait for.
-        let is_in_use = self.gpus.values().any(|gpu| gpu.backend == backend);
-        let until = if is_in_use { self.given_back.until(now, (frontend, backend)) } else { now };
+        // Another backend may take them at once, while this one's GPU is taken for busy.
+        let is_alone = !self.gpus.is_empty() && self.gpus.values().all(|gpu| gpu.backend == backend);
+        let until = if is_alone { self.given_back.until(now, (frontend, backend)) } else { now };
         for task in tasks {
             let until = until.min(self.last_chance(&task));
             if until <= now {

@@ -1,7 +1,8 @@
 //! Tasks that backends gave back untouched, with no link to blame. The link may be silent, which is found out in
 //! seconds only; and a backend that gives back at once has a free GPU, so tasks that were planned again at once would
 //! go there again, over and over. They are set aside instead: longer each time, until the backend has answered a task
-//! of that frontend, and never for longer than their deadlines allow.
+//! of that frontend, and never for longer than their deadlines allow. Where other backends are in use nothing waits, as
+//! one of them may run it.
 
 use std::collections::BTreeMap;
 
