@@ -240,7 +240,7 @@ impl Fabric {
     fn run_next(&mut self) {
         let (None, Some((connection, welcome))) = (self.running, &self.link) else { return };
         let Some((&task, (slot, _))) = self.tasks.first_key_value() else { return };
-        let transfer = self.transfer(task, welcome, 0, slot.input_offset, slot.input_bytes as usize);
+        let transfer = self.transfer(task, (slot, welcome), 0, slot.input_offset, slot.input_bytes as usize);
         if self.backend.read(*connection, transfer).is_ok() {
             self.running = Some(task);
         }
@@ -266,18 +266,25 @@ impl Fabric {
         self.region.write(ANSWER_AT, header.as_bytes());
         self.region.write(ANSWER_AT + ANSWER_HEADER_BYTES, &output);
         let bytes = ANSWER_HEADER_BYTES + output.len();
-        let transfer = self.transfer(task, welcome, ANSWER_AT, slot.answer_offset, bytes);
+        let transfer = self.transfer(task, (slot, welcome), ANSWER_AT, slot.answer_offset, bytes);
         let immediate = ImmediateData { slot: slot.slot, attempt: *attempt }.pack();
         self.backend.write_with_immediate(*connection, transfer, immediate).unwrap();
     }
 
-    fn transfer(&self, task: TaskId, welcome: &LinkWelcome, local: usize, remote: u64, bytes: usize) -> Transfer {
+    fn transfer(
+        &self,
+        task: TaskId,
+        (slot, welcome): (&SlotDescriptor, &LinkWelcome),
+        local: usize,
+        remote: u64,
+        bytes: usize,
+    ) -> Transfer {
         Transfer {
             token: task.0,
             lkey: self.key.lkey,
             local_offset: local,
             remote_address: welcome.arena_address + remote,
-            rkey: welcome.arena_rkey,
+            rkey: slot.key,
             bytes,
         }
     }
