@@ -60,7 +60,8 @@ impl MemoryWindows {
         self.keys.lock().insert(Some(Bound { region: self.region, window }))
     }
 
-    /// Closes a window: when this returns, its key opens nothing any more. False if there is none.
+    /// Closes a window: when this returns, its key opens nothing any more, but to a packet that is just being copied.
+    /// False if there is none.
     pub fn unbind(&self, key: u32) -> bool {
         match self.keys.lock().used.entry(key) {
             Entry::Occupied(entry) if entry.get().as_ref().is_some_and(|bound| bound.region == self.region) => {
