@@ -12,8 +12,9 @@ const SPAN_MAX: Span = Span::from_millis(10_000);
 
 /// Settles it for a model whose tasks take so long, if that is known: no sample of another one runs.
 pub(super) fn settle(model: &Model, executor: &dyn Executor, l_1: Option<Span>, trials: &mut Trials<'_>) {
-    let is_onnx = matches!(model.executor, repository::Executor::Onnx { .. });
-    if !is_onnx || !model.is_batched || model.max_batch == 1 || executor.is_apart() {
+    let repository::Executor::Onnx { batching, .. } = &model.executor else { return };
+    // Tasks that are joined have no rows: the file is told by its configuration where each ends.
+    if batching.is_joined() || !model.is_batched || model.max_batch == 1 || executor.is_apart() {
         return;
     }
     if let Some(why) = why_apart(model, executor, l_1, trials) {
