@@ -134,9 +134,14 @@ struct World {
 
 /// A core of some models that has so many schedulers.
 fn core(schedulers: usize, token_seed: u64) -> Core {
+    core_of((MODELS, 16), schedulers, token_seed)
+}
+
+/// One of so many models that has at most so many links.
+fn core_of((models, links_max): (usize, usize), schedulers: usize, token_seed: u64) -> Core {
     let inputs = vec![tensor("x", DataType::Uint8, &[INPUT])];
     let outputs = vec![tensor("digest", DataType::Uint64, &[2]), tensor("attempt", DataType::Uint16, &[1])];
-    let models = (0..MODELS).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
+    let models = (0..models).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
     let config = CoreConfig {
         arena_bytes: ARENA,
         arena: LinkWelcome {
@@ -148,7 +153,7 @@ fn core(schedulers: usize, token_seed: u64) -> Core {
         },
         name: "frontend".to_owned(),
         link_address: "127.0.0.1:1".to_owned(),
-        links_max: 16,
+        links_max,
         schedulers,
         token_seed,
     };

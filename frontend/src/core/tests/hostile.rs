@@ -31,27 +31,9 @@ struct Attack {
 
 impl Attack {
     fn new(seed: u64) -> Self {
-        let inputs = vec![tensor("x", DataType::Uint8, &[INPUT])];
-        let outputs = vec![tensor("digest", DataType::Uint64, &[2]), tensor("attempt", DataType::Uint16, &[1])];
-        let models = (0..2).map(|number| model(&format!("m{number}"), inputs.clone(), outputs.clone()));
-        let config = CoreConfig {
-            arena_bytes: ARENA,
-            arena: LinkWelcome {
-                arena_address: 1,
-                arena_bytes: ARENA as u64,
-                arena_rkey: 2,
-                guards_offset: 0,
-                guards_rkey: 0,
-            },
-            name: "frontend".to_owned(),
-            link_address: "127.0.0.1:1".to_owned(),
-            links_max: 3,
-            schedulers: 1 + (seed % 3) as usize,
-            token_seed: seed,
-        };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
-            core: Core::new(config, models.collect()).unwrap(),
+            core: core_of((2, 3), 1 + (seed % 3) as usize, seed),
             arena: PlainArena::new(ARENA),
             now: Timestamp(1_000_000_000),
             next_connection: 1,
