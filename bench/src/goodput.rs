@@ -221,11 +221,12 @@ pub fn run(args: &Args) -> Result<(), CommandError> {
     let seconds = positive("--seconds", args.seconds.unwrap_or(workload.seconds), SECONDS_MAX)?;
     positive("--seeds", args.seeds as f64, SEEDS_MAX as f64)?;
     check_policy(&workload, args.policy)?;
-    if args.real_time && (workload.memory.is_some() || workload.models.iter().any(|model| model.clients > 0)) {
-        let expected = "a workload whose models all fit the memory and whose rates are given";
+    let has_rates = workload.models.iter().all(|model| model.clients == 0);
+    if args.real_time && !(workload.memory.is_none() && has_rates && workload.graphs.is_empty()) {
+        let expected = "a workload without graphs whose models all fit the memory and whose rates are given";
         return Err(CommandError::flag("--real-time", expected, &workload.name));
     }
-    let has_both = workload.models.len() > 1 && workload.memory.is_none() && !args.real_time;
+    let has_both = workload.asked().count() > 1 && workload.memory.is_none() && !args.real_time;
     let judges = if has_both { &[Judged::Each, Judged::InAll][..] } else { &[Judged::Each] };
     let bar = ProgressBar::new(1000 * args.seeds * judges.len() as u64);
     let style = ProgressStyle::with_template("searching [{bar:40}] {percent} %, {msg}, {eta} left");

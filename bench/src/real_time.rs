@@ -206,7 +206,7 @@ impl<'a> Scheduler<'a> {
             planner,
             to_gpus,
             checker: Checker::new(workload.gpus as usize),
-            recorder: Recorder::new(measured, &workload.models, workload.gpus as usize),
+            recorder: Recorder::new(measured, workload),
             submitted: 0,
             ended: 0,
             is_generated: false,
@@ -253,7 +253,7 @@ impl<'a> Scheduler<'a> {
                 self.recorder.predicted(Action::Infer, batch.predicted(), (started_at, finished_at));
                 for &(key, request) in &batch.tasks {
                     self.end(key.id)?;
-                    self.recorder.answered(request, started_at, answered_at);
+                    self.recorder.answered(request, Some(started_at), answered_at);
                 }
             }
             ToScheduler::Ended(GpuEvent::Rejected { batch, rejected_at }) => {

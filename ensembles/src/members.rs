@@ -13,6 +13,8 @@ use frontend::{
 use proto::Span;
 use repository::{DataType, Ensemble, EnsembleStep, Model};
 
+use crate::run::StepTimes;
+
 /// A tensor on its way from one step to the next.
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
@@ -34,11 +36,11 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// All members of an ensemble, one for each step, with their least latencies, as the desk has them now.
+    /// All members of an ensemble, one for each step, with what they take, as the desk has them now.
     ///
     /// # Errors
     /// If the ensemble does not fit them any more, or one of them cannot be asked.
-    pub(crate) fn all(desk: &Desk, face: &Model, ensemble: &Ensemble) -> Result<Vec<(Self, Span)>, InferError> {
+    pub(crate) fn all(desk: &Desk, face: &Model, ensemble: &Ensemble) -> Result<Vec<(Self, StepTimes)>, InferError> {
         desk.with_core(|core| {
             let unfit = |reason| InferError::NotLoaded { model: face.name.clone(), reason };
             core.models().check_members(face).map_err(unfit)?;
@@ -49,7 +51,7 @@ impl Member {
                 let place = |name: &String| served.model.outputs.iter().position(|output| output.name == *name);
                 let outputs = step.outputs.iter().map(|(name, _)| place(name).expect("it fits them"));
                 let member = Self { index, model: Rc::clone(&served.model), outputs: outputs.collect() };
-                Ok((member, offer.least_latency))
+                Ok((member, StepTimes { least: offer.least_latency, batching: offer.batching }))
             };
             ensemble.steps.iter().map(member).collect()
         })

@@ -28,7 +28,7 @@ use repository::{Executor, Model};
 
 use crate::{
     members::{self, Member, Tensor},
-    run::{Action, Failure, Run},
+    run::{Action, Failure, Run, StepTimes},
 };
 
 /// A request for an ensemble.
@@ -150,7 +150,7 @@ impl Pending {
         })?;
         // What is wrong with it is said of the ensemble, and not of its members.
         let CheckedRequest { rows, .. } = check_placed(&face, index, inputs.clone(), slo)?;
-        let (members, least): (Vec<Member>, Vec<Span>) = Member::all(desk, &face, graph)?.into_iter().unzip();
+        let (members, times): (Vec<Member>, Vec<StepTimes>) = Member::all(desk, &face, graph)?.into_iter().unzip();
         let mut given: Vec<Option<Tensor>> = face.inputs.iter().map(|_| None).collect();
         for (Place { input, shape, .. }, data) in inputs {
             given[input] = Some(Tensor { datatype: face.inputs[input].datatype, shape, data });
@@ -158,7 +158,7 @@ impl Pending {
         let admitted = desk.now();
         let arrived = Timestamp(admitted.0 - waited.0);
         let deadline = if slo == Span::ENDLESS { Timestamp::NEVER } else { arrived + slo };
-        let run = Run::new(Arc::clone(graph), &least, deadline, given, wanted);
+        let run = Run::new(Arc::clone(graph), &times, deadline, given, wanted);
         let (ensemble, least) = (|| face.name.clone(), run.least());
         if slo < least {
             return Err(InferError::NeverMet { model: ensemble(), slo, least });

@@ -4,9 +4,15 @@
 //! takes their ends; it finishes once, with the outputs that are wanted, with the first step that fails, or at its
 //! deadline. Whatever is under way then is cancelled before. Steps that no wanted output needs are never submitted.
 //!
-//! A step may take a part of the time that is left when it is submitted: its own least latency's part of the longest
-//! path from it to the end, by least latencies. So what earlier steps did not use is the later ones', and the last step
-//! of a path has all that is left. (Nexus divides by l(b) of the batches to come, which frontends do not know.)
+//! A step may take its least latency and a part of the time that the path from it to the end leaves over: in proportion
+//! to its weight, which is what its model gains by batches ([`StepTimes::batching`]) and the mean least latency of all
+//! steps, [`FALLING`] times for each step that follows. The last step has all that is left.
+//!
+//! Why so: the root of alpha beta divides time such that requests cost their GPUs least (Nexus searches the same by
+//! dynamic programming over batch sizes). But each step also waits for GPUs that any model's batch may hold, whatever
+//! its own takes: hence the mean. And what a step does not use is the later ones', never the earlier ones': hence the
+//! factor.
+//! `workloads/splits` compares it with all static divisions (docs/policy.md).
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -43,13 +49,28 @@ pub enum Failure<E> {
     Deadline,
 }
 
+/// How much heavier a step is for each step that follows it. Chosen with chains of two and five steps, a diamond and a
+/// cascade: between 1.2 and 1.7 goodput is within 5 % of the best static division (docs/policy.md).
+const FALLING: f64 = 1.4;
+
+/// What a step takes, as far as a request's time is divided by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepTimes {
+    /// From its submission to its answer, at least.
+    pub least: Span,
+    /// How much its model gains by time for larger batches ([`proto::LatencyProfile::batching`]).
+    pub batching: Span,
+}
+
 /// A request under way.
 #[derive(Debug)]
 pub struct Run<T, E> {
     graph: Arc<Ensemble>,
     deadline: Timestamp,
-    /// The least latency of each step, and of the longest path from its submission to the end.
-    least: Vec<(Span, Span)>,
+    /// What each step takes at least, and its weight.
+    times: Vec<(Span, f64)>,
+    /// The steps that follow each, of those that are needed.
+    next: Vec<Vec<usize>>,
     /// Of the ensemble's outputs.
     wanted: Vec<bool>,
     steps: Vec<State>,
@@ -81,11 +102,11 @@ enum Tensor<T> {
 
 impl<T: Clone, E> Run<T, E> {
     /// A request that brings these inputs, in the order of the ensemble's, and wants these of its outputs; each step
-    /// has this least latency.
+    /// takes these times.
     #[must_use]
     pub fn new(
         graph: Arc<Ensemble>,
-        least: &[Span],
+        times: &[StepTimes],
         deadline: Timestamp,
         given: Vec<Option<T>>,
         wanted: Vec<bool>,
@@ -105,9 +126,10 @@ impl<T: Clone, E> Run<T, E> {
                 step.inputs.iter().for_each(|(_, from)| uses[*from] += 1);
             }
         }
-        let least = paths(&graph, &steps, least);
+        let next = followers(&graph, &steps);
+        let times = weighed(times, &steps, &next);
         let (actions, has_ended) = (VecDeque::new(), false);
-        let mut run = Self { graph, deadline, least, wanted, steps, tensors, uses, actions, has_ended };
+        let mut run = Self { graph, deadline, times, next, wanted, steps, tensors, uses, actions, has_ended };
         run.settle();
         run
     }
@@ -115,7 +137,7 @@ impl<T: Clone, E> Run<T, E> {
     /// The least time that the whole can take.
     #[must_use]
     pub fn least(&self) -> Span {
-        self.least.iter().map(|(_, path)| *path).max().unwrap_or(Span::ZERO)
+        self.paths(0.0).into_iter().map(|(least, _)| least).max().unwrap_or(Span::ZERO)
     }
 
     /// A step has ended: with its outputs, in the order of [`repository::EnsembleStep::outputs`], or without. What
@@ -163,7 +185,46 @@ impl<T: Clone, E> Run<T, E> {
         self.steps[step] = State::UnderWay;
         let inputs =
             self.graph.steps[step].inputs.iter().map(|(_, from)| take(&mut self.tensors, &mut self.uses, *from));
-        Some(Action::Submit { step, inputs: inputs.collect(), until: until(now, self.deadline, self.least[step]) })
+        let inputs = inputs.collect();
+        Some(Action::Submit { step, inputs, until: self.until(now, step) })
+    }
+
+    /// When a step should have answered that is submitted now.
+    fn until(&self, now: Timestamp, step: usize) -> Timestamp {
+        let (left, (least, weight)) = (self.deadline - now, self.times[step]);
+        if self.deadline == Timestamp::NEVER || left <= Span::ZERO || self.next[step].is_empty() {
+            return self.deadline;
+        }
+        let times = |span: Span, factor: f64| Span((span.0 as f64 * factor) as i64);
+        let (mut path, mut all) = self.paths(0.0)[step];
+        if left <= path || all <= 0.0 {
+            return if path > Span::ZERO { now + times(left, least.0 as f64 / path.0 as f64) } else { self.deadline };
+        }
+        // What is left over is divided by the path that leaves least for each weight. The longest path by least
+        // latencies may not be that one, so it is looked for until no other is longer; each turn finds another one.
+        for _ in 0..self.times.len() {
+            let (longest, its_all) = self.paths((left - path).0 as f64 / all)[step];
+            if (longest, its_all) == (path, all) || its_all <= 0.0 {
+                break;
+            }
+            (path, all) = (longest, its_all);
+        }
+        (now + least + times(left - path, weight / all)).min(self.deadline)
+    }
+
+    /// The least latency and the weight of the longest path from each step to the end, where a step is as long as its
+    /// least latency and so much for its weight.
+    fn paths(&self, for_weight: f64) -> Vec<(Span, f64)> {
+        let length = |(least, weight): &(Span, f64)| least.0 as f64 + for_weight * weight;
+        let mut paths = self.times.clone();
+        for at in (0..paths.len()).rev() {
+            let rest = self.next[at].iter().map(|&later| paths[later]);
+            if let Some((least, weight)) = rest.max_by(|one, other| length(one).total_cmp(&length(other))) {
+                paths[at].0 += least;
+                paths[at].1 += weight;
+            }
+        }
+        paths
     }
 
     /// Finishes once all outputs that are wanted are there.
@@ -199,28 +260,29 @@ fn take<T: Clone>(tensors: &mut [Tensor<T>], uses: &mut [usize], tensor: usize) 
     }
 }
 
-/// The least latency of each step, and of the longest path from it to the end among those that are needed.
-fn paths(graph: &Ensemble, steps: &[State], least: &[Span]) -> Vec<(Span, Span)> {
-    let mut paths = vec![(Span::ZERO, Span::ZERO); graph.steps.len()];
-    for at in (0..graph.steps.len()).rev().filter(|&at| steps[at] == State::Waiting) {
-        let takes = |later: usize| {
-            let mut made = graph.steps[at].outputs.iter().map(|(_, to)| to);
-            made.any(|to| graph.steps[later].inputs.iter().any(|(_, from)| from == to))
-        };
-        let rest = (at + 1..graph.steps.len()).filter(|&later| takes(later)).map(|later| paths[later].1).max();
-        paths[at] = (least[at], least[at] + rest.unwrap_or(Span::ZERO));
-    }
-    paths
+/// The steps that take a tensor which each makes, of those that are needed.
+fn followers(graph: &Ensemble, steps: &[State]) -> Vec<Vec<usize>> {
+    let takes = |at: usize, later: usize| {
+        let mut made = graph.steps[at].outputs.iter().map(|(_, to)| to);
+        made.any(|to| graph.steps[later].inputs.iter().any(|(_, from)| from == to))
+    };
+    let of = |at| (at + 1..steps.len()).filter(|&later| steps[later] == State::Waiting && takes(at, later)).collect();
+    (0..steps.len()).map(of).collect()
 }
 
-/// When a step should have answered that is submitted now.
-fn until(now: Timestamp, deadline: Timestamp, (least, path): (Span, Span)) -> Timestamp {
-    let left = deadline - now;
-    if deadline == Timestamp::NEVER || path <= Span::ZERO || left <= Span::ZERO {
-        return deadline;
+/// The least latency and the weight of each step; none, if it is not needed.
+fn weighed(times: &[StepTimes], steps: &[State], next: &[Vec<usize>]) -> Vec<(Span, f64)> {
+    let is_needed = |at: &usize| steps[*at] == State::Waiting;
+    let needed = || (0..times.len()).filter(is_needed);
+    let mean = needed().map(|at| times[at].least.0 as f64).sum::<f64>() / needed().count().max(1) as f64;
+    let mut weighed = vec![(Span::ZERO, 0.0); times.len()];
+    let mut following = vec![0; times.len()];
+    for at in needed().rev() {
+        following[at] = next[at].iter().map(|&later| following[later] + 1).max().unwrap_or(0);
+        let StepTimes { least, batching } = times[at];
+        weighed[at] = (least, (batching.0 as f64 + mean) * FALLING.powi(following[at]));
     }
-    let share = i128::from(left.0) * i128::from(least.0) / i128::from(path.0);
-    now + Span(i64::try_from(share).unwrap_or(left.0))
+    weighed
 }
 
 #[cfg(test)]

@@ -620,8 +620,17 @@ impl Core {
                 let reason = format!("a model is said to belong to ModelThread {thread}, which is none of its own");
                 self.leave(now, index, &reason);
             }
-            SchedulerToFrontend::Model { model, name, version, gpus, least_latency, network, model_thread } => {
-                let offer = Offer { id: model, model_thread, gpus, least_latency, network };
+            SchedulerToFrontend::Model {
+                model,
+                name,
+                version,
+                gpus,
+                least_latency,
+                batching,
+                network,
+                model_thread,
+            } => {
+                let offer = Offer { id: model, model_thread, gpus, least_latency, batching, network };
                 if is_primary {
                     self.on_offer(&name, &version, offer);
                 } else {

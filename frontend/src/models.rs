@@ -56,6 +56,8 @@ pub struct Offer {
     pub gpus: u32,
     /// The least time from submission to answer.
     pub least_latency: Span,
+    /// How much it gains by time for larger batches.
+    pub batching: Span,
     /// The network's part of that.
     pub network: NetworkTimes,
 }
@@ -370,7 +372,7 @@ mod tests {
 
     fn offer(gpus: u32) -> Offer {
         let (id, model_thread, network) = (ModelId(0), ModelThreadId(0), NetworkTimes::default());
-        Offer { id, model_thread, gpus, least_latency: Span::ZERO, network }
+        Offer { id, model_thread, gpus, least_latency: Span::ZERO, batching: Span::ZERO, network }
     }
 
     #[test]

@@ -221,6 +221,7 @@ impl Fabric {
                     version: "1".to_owned(),
                     gpus: 1,
                     least_latency: Span::from_millis(1),
+                    batching: Span::ZERO,
                     network: NetworkTimes::default(),
                 });
             }

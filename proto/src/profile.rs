@@ -158,6 +158,17 @@ impl LatencyProfile {
         self.table[batch - 1]
     }
 
+    /// How much the model gains by time for larger batches: the geometric mean of what a task adds to a batch (alpha)
+    /// and what a batch takes besides (beta), by the line from l(1) to the largest batch. A request that has the time s
+    /// costs its GPU `alpha + alpha beta / (s - beta)`, as the largest batch within s has `(s - beta) / alpha` tasks;
+    /// of several models with a sum of s, all gain alike by more where each `s - beta` is in proportion to this.
+    #[must_use]
+    pub fn batching(&self) -> Span {
+        let (one, largest) = (self.latency(1).as_nanos() as f64, self.latency(self.max_batch()).as_nanos() as f64);
+        let alpha = if self.max_batch() == 1 { one } else { (largest - one) / (self.max_batch() - 1) as f64 };
+        Span((alpha * (one - alpha).max(0.0)).sqrt().round() as i64)
+    }
+
     /// The largest batch that the model accepts.
     #[must_use]
     pub fn max_batch(&self) -> usize {
@@ -182,6 +193,13 @@ mod tests {
         assert_eq!(resnet50.largest_batch_within(Span::from_millis(25)), 18);
         assert_eq!(resnet50.largest_batch_within(Span::from_millis(6)), 0);
         assert_eq!(resnet50.largest_batch_within(Span(i64::MAX)), 64);
+    }
+
+    #[test]
+    fn what_batches_gain() {
+        let batching = |alpha, beta, max| LatencyProfile::linear(alpha, beta, max).unwrap().batching().as_millis_f64();
+        assert!((batching(2.0, 8.0, 32) - 4.0).abs() < 1e-6);
+        assert_eq!((batching(2.0, 0.0, 32), batching(0.0, 8.0, 32), batching(2.0, 8.0, 1)), (0.0, 0.0, 0.0));
     }
 
     #[test]

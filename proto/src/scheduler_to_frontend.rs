@@ -153,6 +153,8 @@ pub enum SchedulerToFrontend {
         gpus: u32,
         /// The least time from submission to answer: l(1) and the network budget. A shorter SLO can never be met.
         least_latency: Span,
+        /// How much the model gains by time for larger batches ([`crate::LatencyProfile::batching`]).
+        batching: Span,
         /// The network's part of that.
         network: NetworkTimes,
         /// Which ModelThread owns it: its tasks are submitted there.

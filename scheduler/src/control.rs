@@ -501,9 +501,9 @@ impl Control {
             }
             ShardToControl::AllOpen(frontend) => self.on_all_open(now, frontend),
             ShardToControl::Lost(member, reason) => self.outputs.push_back(ControlOutput::Close(member, reason)),
-            ShardToControl::Planned(model, execution, budget) => {
-                self.members.models[model.0 as usize].planned = Some((execution, budget));
-                self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Budget(model, budget)));
+            ShardToControl::Planned(model, planned) => {
+                self.members.models[model.0 as usize].planned = Some(planned);
+                self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Budget(model, planned.budget)));
                 self.announce_models([model]);
             }
             ShardToControl::Load(thread, load) => self.on_load(thread, *load),

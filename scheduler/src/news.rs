@@ -181,6 +181,17 @@ pub enum Forwarded {
     Cancel(TaskId),
 }
 
+/// What a ModelThread plans a model with, as far as frontends are told of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedWith {
+    /// l(1).
+    pub least: Span,
+    /// How much it gains by time for larger batches ([`LatencyProfile::batching`]).
+    pub batching: Span,
+    /// What the network costs it.
+    pub budget: NetworkBudget,
+}
+
 /// One ModelThread -> control.
 #[derive(Debug)]
 pub enum ShardToControl {
@@ -190,8 +201,8 @@ pub enum ShardToControl {
     Lost(Member, String),
     /// A frontend has named all tasks to this thread that an earlier primary was given.
     AllOpen(FrontendId),
-    /// What a model is planned with: l(1), and what the network costs it.
-    Planned(ModelId, Span, NetworkBudget),
+    /// What a model is planned with.
+    Planned(ModelId, PlannedWith),
     /// What this thread has had to do.
     Load(ModelThreadId, Box<ShardLoad>),
     /// A model that this thread was told to release.

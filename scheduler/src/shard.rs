@@ -41,7 +41,7 @@ use crate::{
     estimates::{Estimates, Learning, ProfileChange},
     messages::NetworkBudget,
     network_times::NetworkTime,
-    news::{ControlToShard, Forwarded, Gpu, Learned, Moved, Offered, ShardToControl},
+    news::{ControlToShard, Forwarded, Gpu, Learned, Moved, Offered, PlannedWith, ShardToControl},
     planner::{Planner, PlannerOutput, Released},
     predictions::{Action, Predicted, Predictions},
     task::{Batch, ModelConfig, Task, Weights},
@@ -169,8 +169,8 @@ struct Model {
     told_tables: u64,
     /// Whether any GPU in use hosts it, or why its tasks are dropped.
     hosted: Result<(), DropReason>,
-    /// l(1) and the budget, as control was told.
-    told: Option<(Span, NetworkBudget)>,
+    /// As control was told.
+    told: Option<PlannedWith>,
     /// Tasks that came since the last [`Shard::take_load`].
     tasks: u64,
 }
@@ -782,13 +782,13 @@ impl Shard {
     fn plan_with(&mut self, now: Timestamp, model: ModelId) {
         let Some(entry) = self.models.get_mut(&model) else { return };
         let (profile, queue_max) = (self.estimates.profile(model).clone(), self.config.queue_max);
-        let planned = (profile.latency(1), entry.budget);
+        let planned = PlannedWith { least: profile.latency(1), batching: profile.batching(), budget: entry.budget };
         let weights = Weights { load: self.estimates.load(model, entry.weights.load), ..entry.weights };
         let (dynamic, gpu_price) = (entry.cost.map(Into::into), entry.gpu_price);
         let config = ModelConfig { profile, queue_max, budget: Some(entry.budget), weights, dynamic, gpu_price };
         self.planner.handle_model(now, model, config);
         if entry.told.replace(planned) != Some(planned) {
-            let news = ShardToControl::Planned(model, planned.0, planned.1);
+            let news = ShardToControl::Planned(model, planned);
             self.outputs.push_back(ShardOutput::ToControl(news));
         }
     }

@@ -11,7 +11,7 @@ use scheduler::indexed_heap::IndexedHeap;
 use crate::{
     dynamic::Dynamic,
     functions::MinuteShares,
-    workload::{ArrivalProcess, Class, Workload},
+    workload::{ArrivalProcess, Class, Workload, graph::StepOf},
 };
 
 // Streams of the run's seed; those of arrivals count from 0.
@@ -83,6 +83,16 @@ pub struct Request {
     pub work: Span,
     /// Of a dynamic model whose lengths tell that: how long it is, in bytes; otherwise 0.
     pub length: u32,
+    /// If its task is a step of a graph's request. A graph's own request has the graph's number for its model's.
+    pub step: Option<StepOf>,
+}
+
+impl Request {
+    /// One whose time is its model's.
+    #[must_use]
+    pub const fn new(arrived_at: Timestamp, model: ModelId, class: u32) -> Self {
+        Self { arrived_at, model, class, work: Span::ZERO, length: 0, step: None }
+    }
 }
 
 /// The arrivals of all classes of all models, in the order of time; at the same instant in the order of models and
@@ -182,7 +192,7 @@ impl Arrivals {
     #[must_use]
     pub fn random(workload: &Workload, rate_rps: f64, seed: u64, end: Timestamp) -> Self {
         assert!(rate_rps > 0.0, "a rate must be above 0, found {rate_rps}");
-        let count: usize = workload.models.iter().map(|model| model.classes.len()).sum();
+        let count: usize = workload.asked().map(|(_, classes)| classes.len()).sum();
         let instants = |index: usize, share: f64| {
             let mean_gap_ns = 1e9 / (rate_rps * share);
             if workload.arrivals == ArrivalProcess::Uniform {
@@ -195,7 +205,13 @@ impl Arrivals {
             Instants::Random { gaps, mean_gap_ns, rng, last: Timestamp::ZERO }
         };
         let mut streams = Vec::with_capacity(count);
-        for (id, model) in (0..).zip(&workload.models) {
+        for (id, graph) in (0..).zip(&workload.graphs) {
+            let instants = instants(streams.len(), graph.share);
+            streams.push(Stream { model: ModelId(id), class: 0, instants, works: None });
+        }
+        // Where there are graphs, all requests are theirs.
+        let models = if workload.graphs.is_empty() { &workload.models[..] } else { &[] };
+        for (id, model) in (0..).zip(models) {
             if model.clients > 0 {
                 continue;
             }
@@ -261,7 +277,7 @@ impl Arrivals {
             (work, works.dynamic.length(work, &mut works.lengths))
         });
         let (work, length) = sampled.unwrap_or((Span::ZERO, 0));
-        Some(Request { arrived_at, model: *model, class: *class, work, length })
+        Some(Request { work, length, ..Request::new(arrived_at, *model, *class) })
     }
 
     fn advance(&mut self, index: u32) {

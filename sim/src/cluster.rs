@@ -21,6 +21,7 @@ use crate::{
     checker::{Checker, Violation},
     faults::{Fault, FaultSource, Faults},
     gpus::{GpuEvent, Gpus},
+    graphs::{GraphAction, Graphs},
     memory::{Ended, HostNews, Load, Memory},
     report::{Recorder, Report},
     trace::Event,
@@ -108,6 +109,8 @@ pub(crate) struct Cluster<'a> {
     /// early, if all goes as planned.
     is_harmless: bool,
     recorder: Recorder,
+    /// Requests for graphs, if the workload has any.
+    graphs: Graphs<'a>,
     observe: &'a mut dyn FnMut(Event),
 }
 
@@ -173,12 +176,12 @@ impl<'a> Cluster<'a> {
             in_need: has_background.then(BTreeSet::new),
             is_harmless: matches!(policy, Policy::Deferred | Policy::DeferredLatest | Policy::Eager)
                 && (workload.faults == Faults::default(), workload.memory) == (true, None),
-            recorder: Recorder::new(measured, &workload.models, gpus),
+            recorder: Recorder::new(measured, workload),
+            graphs: Graphs::new(workload, seed),
             observe,
         };
         for (id, model) in (0..).zip(&workload.models) {
-            let first =
-                Request { arrived_at: Timestamp::ZERO, model: ModelId(id), class: 0, work: Span::ZERO, length: 0 };
+            let first = Request::new(Timestamp::ZERO, ModelId(id), 0);
             cluster.clients.extend((0..model.clients).map(|_| Reverse(first)));
         }
         cluster.follow_estimates(Timestamp::ZERO);
@@ -258,8 +261,9 @@ impl<'a> Cluster<'a> {
         let mut next_progress = Timestamp::ZERO;
         loop {
             let report_at = self.reports.peek().map(|Reverse(report)| report.at);
-            let timers =
-                [self.planner.poll_timeout(), self.gpus.poll_timeout(), arrivals.peek(), report_at, self.poll_rare()];
+            let (arrives_at, graphs) = (arrivals.peek(), self.graphs.poll_timeout());
+            let planner = self.planner.poll_timeout();
+            let timers = [planner, self.gpus.poll_timeout(), arrives_at, report_at, self.poll_rare(), graphs];
             let Some(next) = timers.into_iter().flatten().min() else { break };
             // Faults and what is forgotten do not keep a run going.
             let others = [self.faults.poll_timeout(), self.estimates.poll_timeout()];
@@ -285,9 +289,15 @@ impl<'a> Cluster<'a> {
                 let request = arrivals.pop().expect("just peeked");
                 self.on_arrival(now, request)?;
             }
+            self.graphs.handle_timeout(now);
+            self.follow_graphs(now)?;
             self.decide(now)?;
         }
-        self.checker.finish()
+        self.checker.finish()?;
+        match self.graphs.under_way() as u64 {
+            0 => Ok(()),
+            left => Err(Violation::NeverEnded(left)),
+        }
     }
 
     /// When loads end or clients ask again; most workloads have neither.
@@ -334,6 +344,11 @@ impl<'a> Cluster<'a> {
     }
 
     fn on_arrival(&mut self, now: Timestamp, request: Request) -> Result<(), Violation> {
+        if !self.workload.graphs.is_empty() {
+            self.recorder.arrived(request, false);
+            self.graphs.handle_arrival(now, request);
+            return Ok(());
+        }
         let is_cold = self.memory.as_ref().is_some_and(|memory| !memory.is_anywhere(request.model));
         self.recorder.arrived(request, is_cold);
         let deadline = self.workload.deadline(request);
@@ -387,8 +402,30 @@ impl<'a> Cluster<'a> {
                     }
                 }
             }
+            // What was dropped may end a graph's request, whose other steps nobody waits for then.
+            is_settled &= !self.follow_graphs(now)?;
         }
         Ok(())
+    }
+
+    /// Does what requests for graphs ask for. False if that was nothing.
+    fn follow_graphs(&mut self, now: Timestamp) -> Result<bool, Violation> {
+        let mut has_acted = false;
+        while let Some(action) = self.graphs.poll_action() {
+            has_acted = true;
+            match action {
+                GraphAction::Submit { request, deadline, step } => {
+                    let id = self.checker.submit();
+                    self.graphs.handle_submitted(step, id);
+                    let task = Task { id, deadline, priority: 0, application: 0, length: 0, payload: request };
+                    self.submit(now, task)?;
+                }
+                GraphAction::Cancel { model, task } => self.planner.handle_cancel(now, model, task),
+                GraphAction::Answered(request) => self.on_answered(request, None, now),
+                GraphAction::Dropped(request) => self.on_refused(now, request),
+            }
+        }
+        Ok(has_acted)
     }
 
     /// l(1), or less.
@@ -420,10 +457,26 @@ impl<'a> Cluster<'a> {
 
     fn on_dropped(&mut self, now: Timestamp, id: TaskId, request: Request) -> Result<(), Violation> {
         self.checker.end(id)?;
+        (self.observe)(Event::Drop { model: request.model.0, arrived_at: request.arrived_at, dropped_at: now });
+        match request.step {
+            Some(step) => self.graphs.handle_dropped(now, step),
+            None => self.on_refused(now, request),
+        }
+        Ok(())
+    }
+
+    /// A request ends without an answer.
+    fn on_refused(&mut self, now: Timestamp, request: Request) {
         self.recorder.dropped(request);
         self.ask_again(now + RETRY, request);
-        (self.observe)(Event::Drop { model: request.model.0, arrived_at: request.arrived_at, dropped_at: now });
-        Ok(())
+    }
+
+    /// A request has its answer; its batch started at `started_at`, if it was but one.
+    fn on_answered(&mut self, request: Request, started_at: Option<Timestamp>, answered_at: Timestamp) {
+        self.recorder.answered(request, started_at, answered_at);
+        self.ask_again(answered_at, request);
+        let (model, arrived_at) = (request.model.0, request.arrived_at);
+        (self.observe)(Event::Answer { model, arrived_at, answered_at });
     }
 
     /// A closed loop: a client has one request under way.
@@ -514,10 +567,10 @@ impl<'a> Cluster<'a> {
             if request.work > Span::ZERO && task.id.0.is_multiple_of(TASKS_A_SAMPLE) {
                 self.run_alone(finished_at, request);
             }
-            self.recorder.answered(request, started_at, answered_at);
-            self.ask_again(answered_at, request);
-            let arrived_at = request.arrived_at;
-            (self.observe)(Event::Answer { model, arrived_at, answered_at });
+            match request.step {
+                Some(step) => self.graphs.handle_executed(step, answered_at),
+                None => self.on_answered(request, Some(started_at), answered_at),
+            }
         }
         self.recorder.executed(model as usize, size, started_at);
         self.recorder.predicted(Action::Infer, batch.predicted(), (started_at, finished_at));

@@ -186,8 +186,7 @@ mod tests {
 
     use super::*;
 
-    const REQUEST: Request =
-        Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO, length: 0 };
+    const REQUEST: Request = Request::new(Timestamp(0), ModelId(0), 0);
 
     const SECOND: Span = Span::from_millis(1000);
 

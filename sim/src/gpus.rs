@@ -184,7 +184,7 @@ mod tests {
             length: 0,
         };
         let (exec_at, latest) = (Timestamp(exec_at), Timestamp(latest));
-        let request = Request { arrived_at: Timestamp(0), model: ModelId(0), class: 0, work: Span::ZERO, length: 0 };
+        let request = Request::new(Timestamp(0), ModelId(0), 0);
         Batch {
             model: ModelId(0),
             gpu: GpuId(3),

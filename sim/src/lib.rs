@@ -16,6 +16,7 @@ pub mod examples;
 pub mod faults;
 pub mod functions;
 pub mod gpus;
+pub mod graphs;
 pub mod memory;
 pub mod report;
 pub mod trace;

@@ -32,8 +32,11 @@ pub struct Report {
     pub seconds: f64,
     /// The seed of all arrivals.
     pub seed: u64,
-    /// In the order of the workload.
+    /// What was asked for, in the order of the workload: its graphs, if it has any, otherwise its models.
     pub models: Vec<ModelReport>,
+    /// What the graphs ask.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepReport>,
     /// All requests with an SLO.
     pub totals: Figures,
     /// All requests without one, if any class has none.
@@ -97,6 +100,15 @@ impl ModelReport {
     pub fn worst_bad_rate(&self) -> f64 {
         self.classes.iter().map(ClassReport::bad_rate).fold(self.figures.bad_rate(), f64::max)
     }
+}
+
+/// A model that graphs ask.
+#[derive(Debug, Clone, Serialize)]
+pub struct StepReport {
+    /// Its name in the workload.
+    pub model: String,
+    /// Median of batch sizes over batches; `null` if there were none.
+    pub batch_median: Option<f64>,
 }
 
 /// What was measured of the requests of one class of a model.
@@ -211,6 +223,10 @@ impl Report {
                 );
             }
         }
+        for StepReport { model, batch_median } in &self.steps {
+            let median = batch_median.map_or_else(|| "-".to_owned(), |median| median.to_string());
+            let _ = writeln!(text, "  step {model:<17}{median:>79}");
+        }
         let _ = write!(
             text,
             "\nGPUs busy {:.1} % of the time, {:.2} used in a second; mean batch {:.2}",
@@ -241,7 +257,10 @@ impl Report {
 pub struct Recorder {
     /// What counts: from the end of the warm-up to the end of arrivals.
     measured: (Timestamp, Timestamp),
-    models: Vec<ModelRecord>,
+    /// What is asked for, by number and class.
+    asked: Vec<Vec<Record>>,
+    /// By model: `batches[b - 1]` batches of size b.
+    batches: Vec<Vec<u64>>,
     /// Microseconds.
     queueing: Histogram<u64>,
     busy: Span,
@@ -257,13 +276,6 @@ pub struct Recorder {
     predictions: Predictions,
 }
 
-#[derive(Debug)]
-struct ModelRecord {
-    classes: Vec<Record>,
-    /// `batches[b - 1]` batches of size b.
-    batches: Vec<u64>,
-}
-
 /// Of the requests of one class, or of several.
 #[derive(Debug, Clone)]
 struct Record {
@@ -276,16 +288,15 @@ struct Record {
 }
 
 impl Recorder {
-    /// For these models and this many GPUs. `measured` is half open.
+    /// For the models, graphs and GPUs of this workload. `measured` is half open.
     #[must_use]
-    pub fn new(measured: (Timestamp, Timestamp), models: &[Model], gpus: usize) -> Self {
-        let record = |model: &Model| ModelRecord {
-            classes: model.classes.iter().map(|class: &Class| Record::new(class.slo)).collect(),
-            batches: vec![0; LatencyProfile::MAX_BATCH],
-        };
+    pub fn new(measured: (Timestamp, Timestamp), workload: &Workload) -> Self {
+        let records = |classes: &[Class]| classes.iter().map(|class| Record::new(class.slo)).collect();
+        let gpus = workload.gpus as usize;
         Self {
             measured,
-            models: models.iter().map(record).collect(),
+            asked: workload.asked().map(|(_, classes)| records(classes)).collect(),
+            batches: vec![vec![0; LatencyProfile::MAX_BATCH]; workload.models.len()],
             queueing: histogram(),
             busy: Span::ZERO,
             last_second: vec![-1; gpus],
@@ -307,7 +318,7 @@ impl Recorder {
     /// The record of a request's class, if the request counts.
     fn record(&mut self, request: Request) -> Option<&mut Record> {
         let counts = self.counts(request.arrived_at);
-        counts.then(|| &mut self.models[request.model.0 as usize].classes[request.class as usize])
+        counts.then(|| &mut self.asked[request.model.0 as usize][request.class as usize])
     }
 
     /// A request arrived; its model was in no GPU's memory if it is cold.
@@ -351,21 +362,23 @@ impl Recorder {
         }
     }
 
-    /// A request was answered; its batch started at `started_at`.
-    pub fn answered(&mut self, request: Request, started_at: Timestamp, answered_at: Timestamp) {
+    /// A request was answered; its batch started at `started_at`, if it was but one.
+    pub fn answered(&mut self, request: Request, started_at: Option<Timestamp>, answered_at: Timestamp) {
         let arrived_at = request.arrived_at;
         if let Some(record) = self.record(request) {
             let latency = answered_at - arrived_at;
             let micros = |span: Span| (span.as_nanos() / 1000) as u64;
             record.on_time += u64::from(latency <= record.slo);
             record.latencies.record(micros(latency)).expect("the histogram resizes");
-            self.queueing.record(micros(started_at - arrived_at)).expect("the histogram resizes");
+            if let Some(started_at) = started_at {
+                self.queueing.record(micros(started_at - arrived_at)).expect("the histogram resizes");
+            }
         }
     }
 
     /// A batch of `size` ran to its end.
     pub fn executed(&mut self, model: usize, size: usize, started_at: Timestamp) {
-        self.models[model].batches[size - 1] += u64::from(self.counts(started_at));
+        self.batches[model][size - 1] += u64::from(self.counts(started_at));
     }
 
     /// An action ran.
@@ -392,27 +405,38 @@ impl Recorder {
     #[must_use]
     pub fn report(&self, workload: &Workload, options: &Options) -> Report {
         let span = (self.measured.1 - self.measured.0).as_secs_f64();
-        let all = Record::sum(self.models.iter().flat_map(|model| &model.classes));
+        let all = Record::sum(self.asked.iter().flatten());
         let (background, others): (Vec<&Record>, Vec<&Record>) =
-            self.models.iter().flat_map(|model| &model.classes).partition(|record| record.slo == Span::ENDLESS);
+            self.asked.iter().flatten().partition(|record| record.slo == Span::ENDLESS);
         let has_background = !background.is_empty();
         let (background, others) = (Record::sum(background), Record::sum(others));
         let mut all_batches = vec![0; LatencyProfile::MAX_BATCH];
-        for model in &self.models {
-            for (sum, count) in all_batches.iter_mut().zip(&model.batches) {
+        for batches in &self.batches {
+            for (sum, count) in all_batches.iter_mut().zip(batches) {
                 *sum += count;
             }
         }
         let batches: u64 = all_batches.iter().sum();
         let tasks: u64 = (1..).zip(&all_batches).map(|(size, count): (u64, _)| size * count).sum();
-        let of_model = |(model, record): (&Model, &ModelRecord)| record.report(&model.name, span);
+        let has_graphs = !workload.graphs.is_empty();
+        // A graph's requests are in batches of several models.
+        let batches_of = |index: usize| if has_graphs { &[][..] } else { &self.batches[index] };
+        let asked = workload.asked().zip(&self.asked).enumerate();
+        let of_asked =
+            |(index, ((name, _), records)): (usize, (_, &Vec<Record>))| report(name, records, batches_of(index), span);
+        let of_step = |(model, batches): (&Model, &Vec<u64>)| StepReport {
+            model: model.name.clone(),
+            batch_median: median(batches),
+        };
+        let steps = workload.models.iter().zip(&self.batches).filter(|_| has_graphs).map(of_step);
         Report {
             workload: workload.name.clone(),
             policy: options.policy.to_string(),
             rate_rps: options.rate_rps,
             seconds: options.seconds,
             seed: options.seed,
-            models: workload.models.iter().zip(&self.models).map(of_model).collect(),
+            models: asked.map(of_asked).collect(),
+            steps: steps.collect(),
             totals: others.figures(&all_batches, span),
             background: has_background.then(|| background.figures(&all_batches, span)),
             batch_mean: if batches == 0 { 0.0 } else { tasks as f64 / batches as f64 },
@@ -438,15 +462,12 @@ fn histogram() -> Histogram<u64> {
     Histogram::new(3).expect("three digits are within hdrhistogram's bounds")
 }
 
-impl ModelRecord {
-    fn report(&self, name: &str, span_s: f64) -> ModelReport {
-        let figures = Record::sum(&self.classes).figures(&self.batches, span_s);
-        let reported = if self.classes.len() > 1 { &self.classes[..] } else { &[] };
-        ModelReport {
-            name: name.to_owned(),
-            figures,
-            classes: reported.iter().map(|class| class.report(span_s)).collect(),
-        }
+fn report(name: &str, classes: &[Record], batches: &[u64], span_s: f64) -> ModelReport {
+    let reported = if classes.len() > 1 { classes } else { &[] };
+    ModelReport {
+        name: name.to_owned(),
+        figures: Record::sum(classes).figures(batches, span_s),
+        classes: reported.iter().map(|class| class.report(span_s)).collect(),
     }
 }
 
@@ -535,11 +556,11 @@ mod tests {
     fn a_model_is_the_sum_of_its_classes_and_as_bad_as_the_worst() {
         let second = |s: f64| Timestamp((s * 1e9) as i64);
         let workload = workload("classes = [{ slo_ms = 10 }, { slo_ms = 20 }]");
-        let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
+        let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload);
         for (class, latency) in [(0, 0.011), (0, 0.009), (1, 0.011), (1, 0.019)] {
-            let request = Request { arrived_at: second(2.0), model: ModelId(0), class, work: Span::ZERO, length: 0 };
+            let request = Request::new(second(2.0), ModelId(0), class);
             recorder.arrived(request, false);
-            recorder.answered(request, second(2.0), second(2.0 + latency));
+            recorder.answered(request, Some(second(2.0)), second(2.0 + latency));
         }
         let report = recorder.report(&workload, &OPTIONS);
         let model = &report.models[0];
@@ -560,16 +581,16 @@ mod tests {
     #[test]
     fn only_what_is_after_the_warm_up_counts() {
         let second = |s: f64| Timestamp((s * 1e9) as i64);
-        let request = |s| Request { arrived_at: second(s), model: ModelId(0), class: 0, work: Span::ZERO, length: 0 };
+        let request = |s| Request::new(second(s), ModelId(0), 0);
         let workload = workload("slo_ms = 10");
-        let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload.models, 2);
+        let mut recorder = Recorder::new((second(1.0), second(11.0)), &workload);
         for at in [0.5, 2.0, 3.0, 4.0] {
             recorder.arrived(request(at), false);
         }
         recorder.dropped(request(0.5));
         recorder.dropped(request(2.0));
-        recorder.answered(request(3.0), second(3.002), second(3.010));
-        recorder.answered(request(4.0), second(4.006), second(4.011));
+        recorder.answered(request(3.0), Some(second(3.002)), second(3.010));
+        recorder.answered(request(4.0), Some(second(4.006)), second(4.011));
         for (gpu, size, started_at, finished_at) in [(0, 3, 0.5, 1.5), (0, 5, 1.6, 3.2), (1, 7, 10.5, 12.0)] {
             recorder.executed(0, size, second(started_at));
             recorder.busy(gpu, second(started_at), second(finished_at));

@@ -37,7 +37,7 @@ pub enum Event {
     },
     /// A request was answered.
     Answer {
-        /// Index of the model in the workload.
+        /// Index of its model in the workload, or of its graph.
         model: u32,
         /// When the request had arrived.
         arrived_at: Timestamp,
@@ -57,7 +57,7 @@ pub enum Event {
         /// When it was lost.
         killed_at: Timestamp,
     },
-    /// A request was dropped.
+    /// A task was dropped.
     Drop {
         /// Index of the model in the workload.
         model: u32,

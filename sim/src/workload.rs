@@ -17,7 +17,12 @@ use crate::{
     functions::{Assignment, FUNCTIONS_MAX, MinuteShares},
 };
 
+mod class;
+pub mod graph;
 mod raw;
+
+pub use class::Class;
+use graph::Graph;
 
 /// Models that a workload may have, copies included.
 pub const MODELS_MAX: usize = 100_000;
@@ -63,6 +68,8 @@ pub struct Workload {
     pub reestimate: bool,
     /// At least one.
     pub models: Vec<Model>,
+    /// Where there are some, all requests are theirs, and a model's share is how many of them ask it.
+    pub graphs: Vec<Graph>,
 }
 
 /// Each GPU's memory for weights.
@@ -104,15 +111,6 @@ pub struct Model {
     pub clients: u32,
     /// If its requests take unequal times; then `profile` is the mean, and each class an application.
     pub dynamic: Option<Dynamic>,
-}
-
-/// Requests of a model that have one SLO.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Class {
-    /// From a request's arrival to its answer; `ENDLESS` if it has no objective.
-    pub slo: Span,
-    /// Its part of the model's rate; all parts make 1.
-    pub share: f64,
 }
 
 /// How the requests of each model arrive.
@@ -163,14 +161,6 @@ pub enum WorkloadError {
     },
 }
 
-impl Class {
-    /// Whether its requests have a latency objective.
-    #[must_use]
-    pub fn has_objective(&self) -> bool {
-        self.slo != Span::ENDLESS
-    }
-}
-
 impl Workload {
     /// Reads and checks a workload file; a zoo is looked for beside it, then among the built-in ones.
     ///
@@ -193,6 +183,13 @@ impl Workload {
             WorkloadError::Syntax { path: path.to_owned(), line, message }
         })?;
         checks::Checks { path, directory }.workload(file, name)
+    }
+
+    /// What clients ask for, by name: the graphs, if there are any, otherwise the models.
+    pub fn asked(&self) -> impl Iterator<Item = (&str, &[Class])> {
+        let graphs = self.graphs.iter().map(|graph| (graph.name.as_str(), &graph.class[..]));
+        let models = if self.graphs.is_empty() { &self.models[..] } else { &[] };
+        graphs.chain(models.iter().map(|model| (model.name.as_str(), &model.classes[..])))
     }
 
     /// When a request's task must have ended on its GPU.
@@ -255,6 +252,7 @@ mod checks {
     use super::*;
 
     mod classes;
+    mod graphs;
 
     /// Zoos that need no file.
     const BUILT_IN_ZOOS: [(&str, &str); 3] = [
@@ -306,7 +304,7 @@ mod checks {
             self.fail(key, format!("expected a number above 0 and at most {max}, found {found}"))
         }
 
-        pub(super) fn workload(&self, file: raw::File, name: &str) -> Result<Workload> {
+        pub(super) fn workload(&self, mut file: raw::File, name: &str) -> Result<Workload> {
             if !(1..=GPUS_MAX).contains(&file.gpus) {
                 return self.fail("gpus", format!("expected 1 to {GPUS_MAX}, found {}", file.gpus));
             }
@@ -333,6 +331,7 @@ mod checks {
                 gpu_kinds: self.gpu_kinds(&file.gpu_kinds, file.gpus)?,
             };
 
+            self.set_objectives(&file.graphs, &mut file.models)?;
             let mut models = Vec::new();
             let mut shares = Vec::new();
             for model in &file.models {
@@ -362,6 +361,10 @@ mod checks {
                     model.share = functions.mean_share(index);
                 }
             }
+            if functions.is_some() && !file.graphs.is_empty() {
+                return self.fail("functions", "expected none where there are graphs");
+            }
+            let graphs = self.graphs(&file.graphs, &mut models)?;
             Ok(Workload {
                 name: name.to_owned(),
                 gpus: file.gpus,
@@ -375,6 +378,7 @@ mod checks {
                 functions: functions.map(Arc::new),
                 reestimate: file.reestimate,
                 models,
+                graphs,
             })
         }
 

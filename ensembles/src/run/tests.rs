@@ -48,6 +48,10 @@ fn steps() -> impl Strategy<Value = Steps> {
     proptest::collection::vec((takes, 1..3usize), 1..9)
 }
 
+fn times((least, batching): (i64, i64)) -> StepTimes {
+    StepTimes { least: Span(least), batching: Span(batching) }
+}
+
 /// A run and what is under way of it.
 struct Driven {
     run: Run<u64, &'static str>,
@@ -58,8 +62,14 @@ struct Driven {
 }
 
 impl Driven {
-    fn new(graph: &Arc<Ensemble>, least: &[Span], deadline: Timestamp, given: &[Option<u64>], wanted: &[bool]) -> Self {
-        let run = Run::new(Arc::clone(graph), least, deadline, given.to_vec(), wanted.to_vec());
+    fn new(
+        graph: &Arc<Ensemble>,
+        times: &[StepTimes],
+        deadline: Timestamp,
+        given: &[Option<u64>],
+        wanted: &[bool],
+    ) -> Self {
+        let run = Run::new(Arc::clone(graph), times, deadline, given.to_vec(), wanted.to_vec());
         Self { run, under_way: vec![], submitted: vec![], cancelled: vec![], finished: None }
     }
 
@@ -107,8 +117,8 @@ proptest! {
         let expected: Vec<Option<u64>> = graph.outputs.iter().zip(&wanted)
             .map(|(tensor, is_wanted)| is_wanted.then(|| evaluate(&graph, &given, *tensor, &mut needed)).flatten())
             .collect();
-        let least = vec![Span::ZERO; steps.len()];
-        let mut driven = Driven::new(&graph, &least, Timestamp::NEVER, &given, &wanted);
+        let times = vec![StepTimes::default(); steps.len()];
+        let mut driven = Driven::new(&graph, &times, Timestamp::NEVER, &given, &wanted);
         let mut made: BTreeSet<usize> = (0..given.len()).collect();
         driven.drain(Timestamp(0));
         for at in order {
@@ -136,7 +146,7 @@ proptest! {
     ) {
         let graph = graph(given.len(), &steps);
         let wanted = vec![true; graph.outputs.len()];
-        let mut driven = Driven::new(&graph, &vec![Span(1); steps.len()], Timestamp(100), &given, &wanted);
+        let mut driven = Driven::new(&graph, &vec![times((1, 1)); steps.len()], Timestamp(100), &given, &wanted);
         driven.drain(Timestamp(0));
         for (turn, at) in order.into_iter().enumerate() {
             if driven.finished.is_some() { break; }
@@ -177,25 +187,25 @@ proptest! {
     #[test]
     fn shares_add_up_to_the_objective(
         (steps, given, _, _) in drawn(),
-        least in proptest::collection::vec(1..50_000i64, 9),
+        drawn_times in proptest::collection::vec((1..50_000i64, 0..20_000i64), 9),
         slack in 0..200_000i64,
     ) {
         let graph = graph(given.len(), &steps);
         let wanted = vec![true; graph.outputs.len()];
-        let least: Vec<Span> = least.into_iter().take(steps.len()).map(Span).collect();
-        let longest = Driven::new(&graph, &least, Timestamp::NEVER, &given, &wanted).run.least();
+        let step_times: Vec<StepTimes> = drawn_times.into_iter().take(steps.len()).map(times).collect();
+        let longest = Driven::new(&graph, &step_times, Timestamp::NEVER, &given, &wanted).run.least();
         let deadline = Timestamp(longest.0 + slack);
-        let mut driven = Driven::new(&graph, &least, deadline, &given, &wanted);
+        let mut driven = Driven::new(&graph, &step_times, deadline, &given, &wanted);
         let mut now = Timestamp(0);
         driven.drain(now);
         while driven.finished.is_none() {
             for (step, at, until) in &driven.submitted {
-                prop_assert!(*until <= deadline && *until - *at >= least[*step], "{} {:?}", step, least);
+                prop_assert!(*until <= deadline && *until - *at >= step_times[*step].least, "{step} {step_times:?}");
             }
-            let times = |step: &usize| driven.submitted.iter().find(|(other, ..)| other == step).unwrap().2;
+            let ends = |step: &usize| driven.submitted.iter().find(|(other, ..)| other == step).unwrap().2;
             // The next that is out of time.
-            let times = driven.under_way.iter().map(|(step, _)| times(step));
-            let (at, until) = times.enumerate().min_by_key(|(_, at)| *at).unwrap();
+            let ends = driven.under_way.iter().map(|(step, _)| ends(step));
+            let (at, until) = ends.enumerate().min_by_key(|(_, at)| *at).unwrap();
             now = now.max(until);
             let (step, inputs) = driven.under_way.remove(at);
             let outputs = (0..graph.steps[step].outputs.len()).map(|output| computed(step, &inputs, output));
@@ -209,11 +219,13 @@ proptest! {
 #[test]
 fn what_a_step_does_not_use_is_the_next_ones() {
     let graph = graph(1, &vec![(vec![0], 1), (vec![1], 1)]);
-    let least = [10, 30].map(Span::from_millis);
+    let ms = |least, batching| StepTimes { least: Span::from_millis(least), batching: Span::from_millis(batching) };
     let at = |ms| Timestamp(0) + Span::from_millis(ms);
-    let mut driven = Driven::new(&graph, &least, at(80), &[Some(1)], &vec![true; graph.outputs.len()]);
+    let mut driven = Driven::new(&graph, &[ms(10, 3), ms(30, 1)], at(80), &[Some(1)], &vec![true; graph.outputs.len()]);
     driven.drain(at(0));
-    assert_eq!((driven.run.least(), driven.submitted[0]), (Span::from_millis(40), (0, at(0), at(20))));
+    // A mean of 20 beside what batches gain, and one step follows: (3 + 20) 1.4 of (3 + 20) 1.4 + 1 + 20.
+    let first = at(10) + Span((40e6 * 32.2 / 53.2) as i64);
+    assert_eq!((driven.run.least(), driven.submitted[0]), (Span::from_millis(40), (0, at(0), first)));
     driven.run.handle_reply(0, Ok(vec![2]));
     driven.drain(at(5));
     assert_eq!(driven.submitted[1], (1, at(5), at(80)));

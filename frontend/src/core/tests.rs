@@ -243,6 +243,7 @@ impl World {
                 version: "1".to_owned(),
                 gpus: self.links.len() as u32,
                 least_latency: Span::from_millis(5),
+                batching: Span(1),
                 network: NetworkTimes::default(),
             };
             self.tell(self.scheduler.map(|(connection, _)| connection), &message);

@@ -81,6 +81,7 @@ impl Bench {
             model_thread: THREAD,
             gpus: 1,
             least_latency: Span(1),
+            batching: Span(1),
             network: NetworkTimes::default(),
         };
         let at = AdmitInstants { now: Timestamp(0), scheduler_now: Timestamp(1_000) };

@@ -234,6 +234,7 @@ impl Peer {
             version,
             gpus,
             least_latency,
+            batching: least_latency,
             network: NetworkTimes { ctrl: Span::from_micros(300), data: Span::ZERO, resp: Span::from_millis(2) },
         });
     }

@@ -325,7 +325,7 @@ enums! { enum_lines:
         Takeover { epoch }
         AskPrimary {}
         Fence { backend, link, tasks }
-        Model { model, name, version, gpus, least_latency, network, model_thread }
+        Model { model, name, version, gpus, least_latency, batching, network, model_thread }
         ModelState { name, state, loads, brought }
         NotLoaded { name, version, reason }
         ModelChanged { change, refused }

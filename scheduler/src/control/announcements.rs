@@ -11,7 +11,7 @@ use super::{
     members::Told,
     topics::{ANSWERS_MAX, Announcements, Topic},
 };
-use crate::shard::Violation;
+use crate::{news::PlannedWith, shard::Violation};
 
 impl Control {
     /// A frontend has read a page.
@@ -84,10 +84,19 @@ impl Control {
             Topic::Model(model) => {
                 let told = self.news_of(frontend, model)?;
                 self.members.frontends.get_mut(&frontend)?.told.insert(model, told);
-                let Told { gpus, least_latency, network, model_thread } = told;
+                let Told { gpus, least_latency, batching, network, model_thread } = told;
                 let entry = &self.members.models[model.0 as usize];
                 let (name, version) = (entry.name.clone(), entry.version.clone());
-                Some(SchedulerToFrontend::Model { model, name, version, gpus, least_latency, network, model_thread })
+                Some(SchedulerToFrontend::Model {
+                    model,
+                    name,
+                    version,
+                    gpus,
+                    least_latency,
+                    batching,
+                    network,
+                    model_thread,
+                })
             }
             Topic::RequestTimes(model) => {
                 let times = self.members.models[model.0 as usize].request_times.as_ref()?;
@@ -109,14 +118,14 @@ impl Control {
     /// How a model is served, if the frontend was not told so, and the model's owner has said what it plans with.
     fn news_of(&self, frontend: FrontendId, model: ModelId) -> Option<Told> {
         let entry = &self.members.models[model.0 as usize];
-        let (execution, budget) = entry.planned?;
+        let PlannedWith { least: execution, batching, budget } = entry.planned?;
         let network = NetworkTimes { ctrl: budget.ctrl, data: budget.data_per_task, resp: self.resp.planned() };
         // A slower network than the configured one refuses nothing.
         let configured = self.budget(model);
         let (ctrl, data) = (budget.ctrl.min(configured.ctrl), budget.data_per_task.min(configured.data_per_task));
         let least_latency = execution + ctrl + data + self.resp.allowed();
         let gpus = if self.members.is_served(frontend) { entry.hosts } else { 0 };
-        let told = Told { gpus, least_latency, network, model_thread: entry.owner };
+        let told = Told { gpus, least_latency, batching, network, model_thread: entry.owner };
         let known = self.members.frontends.get(&frontend)?.told.get(&model);
         (known != Some(&told)).then_some(told)
     }

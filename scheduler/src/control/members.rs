@@ -25,7 +25,7 @@ use super::{
     reach::Reach,
     topics::Announcements,
 };
-use crate::{MODELS_MAX, estimates::TOLERANCE, messages::NetworkBudget};
+use crate::{MODELS_MAX, estimates::TOLERANCE, news::PlannedWith};
 
 /// The most of each kind that the scheduler keeps track of.
 const FRONTENDS_MAX: usize = 1024;
@@ -108,6 +108,7 @@ pub(super) struct Heir {
 pub(super) struct Told {
     pub(super) gpus: u32,
     pub(super) least_latency: Span,
+    pub(super) batching: Span,
     pub(super) network: NetworkTimes,
     pub(super) model_thread: ModelThreadId,
 }
@@ -231,8 +232,8 @@ pub(super) struct Model {
     pub(super) queue_max: Vec<u32>,
     /// The ModelThread that plans it.
     pub(super) owner: ModelThreadId,
-    /// l(1) and the network's part, as its owner plans with them; `None` until that has said so.
-    pub(super) planned: Option<(Span, NetworkBudget)>,
+    /// As its owner plans it; `None` until that has said so.
+    pub(super) planned: Option<PlannedWith>,
     /// GPUs in use that host it.
     pub(super) hosts: u32,
     /// What its owner was told: whether there are any, or why its tasks are dropped.

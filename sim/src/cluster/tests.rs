@@ -490,3 +490,69 @@ fn lengths_tell_what_an_application_does_not() {
     // Orloj as published does not look at lengths.
     assert_eq!(finished("orloj", known), finished("orloj", ""));
 }
+
+const GRAPHS: &str = "gpus = 4\n[[model]]\nname = \"cheap\"\nalpha_ms = 0.3\nbeta_ms = 5\n\
+                      [[model]]\nname = \"dear\"\nalpha_ms = 5\nbeta_ms = 18\n\
+                      [[model]]\nname = \"last\"\nalpha_ms = 1\nbeta_ms = 4\n";
+
+/// A graph of the three models with these steps, run at this rate under this policy.
+fn run_graph(steps: &str, policy: Policy, rate_rps: f64) -> (Report, Vec<(u32, u32)>) {
+    let workload = workload(&format!("{GRAPHS}[[graph]]\nname = \"g\"\nslo_ms = 120\nsteps = [{steps}]\n"));
+    let mut batches = Vec::new();
+    let mut observe = |event| {
+        if let Event::Batch { model, size, .. } = event {
+            batches.push((model, size));
+        }
+    };
+    let options = Options { policy, rate_rps, seconds: 20.0, seed: 5 };
+    let report = run(&workload, &options, &mut observe, &mut |_| ()).unwrap();
+    (report, batches)
+}
+
+#[test]
+fn a_graphs_answer_takes_its_steps_and_no_more_than_its_objective() {
+    let steps =
+        "{ model = \"cheap\" }, { model = \"dear\", after = [\"cheap\"] }, { model = \"last\", after = [\"dear\"] }";
+    for policy in [Policy::Downbeat, Policy::Deferred, Policy::Eager, Policy::Clockwork] {
+        let (report, batches) = run_graph(steps, policy, 60.0);
+        let [graph] = &report.models[..] else { panic!("{report:?}") };
+        assert_eq!((graph.name.as_str(), report.steps.len()), ("g", 3));
+        assert!(graph.figures.bad_rate() < 0.01, "{policy}: {report:?}");
+        // l(1) of all three, and the objective; the histogram has three digits.
+        assert!(graph.figures.p50_ms.unwrap() > 33.2 && graph.figures.p9999_ms.unwrap() <= 120.2, "{report:?}");
+        let tasks = |of: u32| batches.iter().filter(|(model, _)| *model == of).map(|(_, size)| size).sum::<u32>();
+        assert!(tasks(0) >= tasks(1) && tasks(1) >= tasks(2) && tasks(2) > 1000, "{batches:?}");
+    }
+    // Ten times what it can: some are answered, all in time, and all others end without holding anything.
+    let (report, _) = run_graph(steps, Policy::Downbeat, 2000.0);
+    assert!(report.totals.bad_rate() > 0.5 && report.totals.served_rps > 20.0, "{report:?}");
+    assert!(report.totals.p9999_ms.unwrap() <= 120.2, "{report:?}");
+}
+
+#[test]
+fn steps_side_by_side_take_the_longer_of_their_times() {
+    let steps = "{ model = \"cheap\" }, { model = \"dear\" }, { model = \"last\", after = [\"cheap\", \"dear\"] }";
+    let (report, _) = run_graph(steps, Policy::Eager, 1.0);
+    // 23 beside 5.3, then 5.
+    assert!((27.9..28.2).contains(&report.totals.p50_ms.unwrap()), "{report:?}");
+}
+
+#[test]
+fn a_step_that_a_request_does_not_take_is_over_at_once() {
+    let steps = "{ model = \"cheap\" }, { model = \"dear\", after = [\"cheap\"], chance = 0.3 }, \
+                 { model = \"last\", after = [\"cheap\"], chance = 0 }";
+    let (report, batches) = run_graph(steps, Policy::Downbeat, 100.0);
+    let tasks =
+        |of: u32| f64::from(batches.iter().filter(|(model, _)| *model == of).map(|(_, size)| size).sum::<u32>());
+    assert!((0.26..0.34).contains(&(tasks(1) / tasks(0))) && tasks(2) == 0.0, "{} of {}", tasks(1), tasks(0));
+    assert!(report.totals.bad_rate() < 0.01 && report.totals.p50_ms.unwrap() < 12.0, "{report:?}");
+}
+
+#[test]
+fn instants_of_a_file_are_obeyed() {
+    // Half of the objective for the first step, under a policy that uses all of it.
+    let steps = "{ model = \"cheap\", by = 0.25 }, { model = \"dear\", after = [\"cheap\"], by = 0.75 }, \
+                 { model = \"last\", after = [\"dear\"] }";
+    let (report, _) = run_graph(steps, Policy::DeferredLatest, 20.0);
+    assert!(report.totals.bad_rate() < 0.01 && report.totals.p50_ms.unwrap() > 119.0, "{report:?}");
+}

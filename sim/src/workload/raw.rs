@@ -26,6 +26,27 @@ pub(super) struct File {
     pub reestimate: bool,
     #[serde(default, rename = "model")]
     pub models: Vec<Model>,
+    #[serde(default, rename = "graph")]
+    pub graphs: Vec<Graph>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Graph {
+    pub name: String,
+    pub slo_ms: f64,
+    pub share: Option<f64>,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Step {
+    pub model: String,
+    #[serde(default)]
+    pub after: Vec<String>,
+    pub chance: Option<f64>,
+    pub by: Option<f64>,
 }
 
 fn default_seconds() -> f64 {

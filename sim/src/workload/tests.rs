@@ -23,7 +23,7 @@ fn classes_are_in_the_order_of_their_slos_and_the_longest_bounds_batches() {
     let class = |slo_ms, share| Class { slo: Span::from_millis(slo_ms), share };
     assert_eq!(model.classes, [class(25, 0.75), class(50, 0.25)]);
     assert_eq!(model.profile.max_batch(), 42);
-    let request = Request { arrived_at: Timestamp(7), model: ModelId(0), class: 1, work: Span::ZERO, length: 0 };
+    let request = Request::new(Timestamp(7), ModelId(0), 1);
     assert_eq!(workload.deadline(request), Timestamp(50_000_007) - workload.response);
 }
 
@@ -86,7 +86,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
         (
             with("gpu = 2"),
             "w.toml, line 2: unknown field `gpu`, expected one of `gpus`, `gpu_kinds`, `seconds`, `arrivals`, \
-             `popularity`, `memory`, `functions`, `network`, `faults`, `reestimate`, `model`",
+             `popularity`, `memory`, `functions`, `network`, `faults`, `reestimate`, `model`, `graph`",
         ),
         (
             changed("slo_ms", "slo"),
@@ -287,6 +287,54 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
 }
 
 #[test]
+fn graphs_ask_models_that_are_there_after_each_other() {
+    let models = "gpus = 1\n[[model]]\nname = \"a\"\nlatency_ms = [1]\n[[model]]\nname = \"b\"\nlatency_ms = [2]\n";
+    let graph = |keys: &str| format!("{models}[[graph]]\nname = \"g\"\n{keys}\n");
+    let two = "slo_ms = 9\nsteps = [{ model = \"a\" }, { model = \"b\", after = [\"a\"], chance = 0.25 }]";
+    let workload = parse(&graph(two)).unwrap();
+    assert_eq!(workload.asked().map(|(name, _)| name).collect::<Vec<_>>(), ["g"]);
+    assert_eq!(workload.models.iter().map(|model| model.share).collect::<Vec<_>>(), [1.0, 0.25]);
+    // One for each request, and two for every fourth.
+    assert!((workload.capacity_rps() - 1e3 / 1.5).abs() < 1e-6);
+    assert_eq!(workload.graphs[0].ensemble.outputs, [2]);
+    let one = |step: &str| format!("slo_ms = 9\nsteps = [{{ model = \"a\" }}, {{ model = \"b\", {step} }}]");
+    for (text, expected) in [
+        (graph(&two.replace("9", "0")), "graph \"g\": slo_ms: expected a number above 0 and at most 3600000, found 0"),
+        (graph("slo_ms = 9\nsteps = []"), "model \"a\": expected one that a graph asks"),
+        (graph(&one("after = [\"c\"]")), "graph \"g\": steps.after: expected models of earlier steps, found \"c\""),
+        (graph(&one("after = [\"b\"]")), "graph \"g\": steps.after: expected models of earlier steps, found \"b\""),
+        (graph(&one("chance = 2")), "graph \"g\": steps.chance: expected a number from 0 to 1, found 2"),
+        (graph(&one("by = 2")), "graph \"g\": steps.by: expected a number from 0.001 to 1, found 2"),
+        (
+            graph("slo_ms = 9\nsteps = [{ model = \"a\" }, { model = \"b\" }, { model = \"a\" }]"),
+            "graph \"g\": steps: expected each model once, found \"a\" twice",
+        ),
+        (
+            format!("{}{}", graph(two), graph(two).replace(models, "")),
+            "graph: name: expected unique names, found \"g\" twice",
+        ),
+        (
+            graph(two).replace("[2]", "[2]\nslo_ms = 5"),
+            "model \"b\": expected no slo_ms, classes, background, share, clients or count where there are graphs",
+        ),
+        (
+            graph(two).replace("[2]", "[2]\nzoo = \"z\"").replace("name = \"b\"", ""),
+            "zoo: expected named models where there are graphs, found a zoo",
+        ),
+        (
+            graph(&format!("{two}\nshare = 0")),
+            "graph \"g\": share: expected a number above 0 and at most 1000000000, found 0",
+        ),
+        (
+            graph(two).replace("gpus = 1", "gpus = 1\nfunctions = { count = 2 }"),
+            "functions: expected none where there are graphs",
+        ),
+    ] {
+        assert_eq!(error(&text), format!("w.toml: {expected}"));
+    }
+}
+
+#[test]
 fn a_zoo_beside_the_workload_is_checked_cell_by_cell() {
     let directory = tempfile::tempdir().unwrap();
     let parse_zoo = |csv: &str| {
@@ -344,7 +392,7 @@ fn a_model_or_a_class_may_have_no_objective_and_clients_have_no_rate() {
     let slos = |index: usize| workload.models[index].classes.iter().map(|class| class.slo).collect::<Vec<_>>();
     assert_eq!((slos(1), slos(2)), (vec![Span::from_millis(9), Span::ENDLESS], vec![Span::ENDLESS]));
     assert_eq!(workload.models.iter().map(|model| model.share).collect::<Vec<_>>(), [0.5, 0.5, 0.0]);
-    let request = Request { arrived_at: Timestamp(7), model: ModelId(2), class: 0, work: Span::ZERO, length: 0 };
+    let request = Request::new(Timestamp(7), ModelId(2), 0);
     assert_eq!(workload.deadline(request), Timestamp::NEVER);
     assert_eq!(workload.models[2].profile.max_batch(), LatencyProfile::MAX_BATCH);
 }

@@ -70,6 +70,7 @@ impl Attack {
                 version: "1".to_owned(),
                 gpus: 1,
                 least_latency: Span(1),
+                batching: Span(1),
                 network: NetworkTimes::default(),
                 model_thread: ModelThreadId(0),
             };
@@ -218,6 +219,7 @@ impl Attack {
                 version: if self.rng.random_range(0..5) == 0 { self.text() } else { "1".to_owned() },
                 gpus: self.number(3) as u32,
                 least_latency: Span(self.number(5_000_000) as i64),
+                batching: Span(1),
                 network: NetworkTimes::default(),
                 model_thread: ModelThreadId(if self.rng.random_range(0..40) == 0 { self.rng.random() } else { 0 }),
             },
@@ -421,7 +423,8 @@ fn an_id_that_tasks_cannot_name_ends_the_session() {
 fn what_a_scheduler_says_of_models_is_bounded() {
     let mut table = ModelTable::new(vec![]);
     let (model_thread, network) = (ModelThreadId(0), NetworkTimes::default());
-    let offer = Offer { id: ModelId(0), model_thread, gpus: 1, least_latency: Span::ZERO, network };
+    let offer =
+        Offer { id: ModelId(0), model_thread, gpus: 1, least_latency: Span::ZERO, batching: Span::ZERO, network };
     let long = "n".repeat(257);
     assert!(!table.handle_offer(&long, "1", offer) && !table.handle_offer("n", &long, offer));
     assert!(!table.handle_state(&long, (ModelState::Serving, 7), None));

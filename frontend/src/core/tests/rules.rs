@@ -54,6 +54,7 @@ impl World {
             version,
             gpus,
             least_latency,
+            batching: least_latency,
             network: NetworkTimes::default(),
         });
     }
@@ -289,6 +290,7 @@ fn a_model_of_no_known_thread_ends_the_session() {
         version,
         gpus: 1,
         least_latency,
+        batching: least_latency,
         network: NetworkTimes::default(),
     });
     let (connection, _) = world.scheduler.unwrap();

@@ -167,6 +167,7 @@ impl Bench {
                 version: "1".to_owned(),
                 gpus: 1,
                 least_latency: Span::from_millis(5),
+                batching: Span(1),
                 network: NetworkTimes::default(),
             },
         );
