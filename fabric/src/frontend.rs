@@ -1,6 +1,8 @@
 //! A frontend in the simulated fabric: the real core and arena, driven as `frontend::drive` drives them, and its
 //! clients.
 
+mod graphs;
+
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -32,6 +34,7 @@ use super::{
     oracle::Violation,
 };
 use crate::node::{Life, Node};
+use graphs::{Ended, Graphs};
 
 /// Small, so that slots are reused soon.
 const ARENA_BYTES: usize = 48 * 1024;
@@ -53,6 +56,7 @@ pub(super) struct FrontendNode {
     /// By rank.
     schedulers: Vec<Node>,
     process: Option<Process>,
+    graphs: Graphs,
     pub(super) clients: Clients,
 }
 
@@ -135,8 +139,9 @@ fn versions(name: &str, newest: u32) -> impl Iterator<Item = Model> {
 }
 
 impl FrontendNode {
-    pub(super) fn new(node: Node, schedulers: &[Node]) -> Self {
-        Self { node, life: 0, schedulers: schedulers.to_vec(), process: None, clients: Clients::default() }
+    pub(super) fn new(seed: u64, node: Node, schedulers: &[Node]) -> Self {
+        let (schedulers, graphs) = (schedulers.to_vec(), Graphs::new(seed, node));
+        Self { node, life: 0, schedulers, process: None, graphs, clients: Clients::default() }
     }
 
     /// The process starts, with memory of its own.
@@ -174,11 +179,12 @@ impl FrontendNode {
     pub(super) fn die(&mut self, env: &mut Env, tells: bool) {
         env.trace(self.node, || format!("dies{}", if tells { "" } else { " in silence" }));
         self.process = None;
-        let lost = self.clients.open.len() as u64;
+        let lost = (self.clients.open.len() + self.graphs.open().0) as u64;
         if lost > 0 {
             *self.clients.failed.entry("Died".to_owned()).or_default() += lost;
         }
         self.clients.open.clear();
+        self.graphs.clear();
         self.clients.changes.clear();
         env.close_endpoint(self.node, tells);
         env.close_listener(self.node);
@@ -220,6 +226,11 @@ impl FrontendNode {
     pub(super) fn request(&mut self, env: &mut Env) {
         self.clients.sent += 1;
         let Some(process) = &mut self.process else { return self.clients.fail("NotRunning") };
+        if self.graphs.is_next() {
+            let ended = self.graphs.request(env, &mut process.core, self.node);
+            self.clients.handle_graph(ended);
+            return self.settle(env);
+        }
         let (name, input_bytes) = MODELS[env.rng.random_range(0..MODELS.len())];
         let rows = env.rng.random_range(1..=3);
         let mut input = vec![0; rows * input_bytes];
@@ -318,6 +329,12 @@ impl FrontendNode {
         while let Some(output) = process.core.poll_output() {
             self.perform(env, &mut process, output);
         }
+        while let Some(ended) = self.graphs.handle_timeout(env, &mut process.core, self.node) {
+            self.clients.handle_graph(Some(ended));
+        }
+        while let Some(output) = process.core.poll_output() {
+            self.perform(env, &mut process, output);
+        }
         let counters = process.core.counters();
         let ended = counters.answered + counters.failed + counters.dropped + counters.abandoned;
         if counters.admitted != ended + process.core.outstanding() as u64 {
@@ -328,7 +345,10 @@ impl FrontendNode {
         if let Some((id, _)) = self.clients.open.first_key_value().filter(|(_, open)| overdue(open)) {
             env.oracle.report(Violation::Ends(format!("{id:?} has not ended five seconds after its deadline")));
         }
-        if let Some(at) = process.core.poll_timeout() {
+        if let Some(number) = self.graphs.overdue(env.now) {
+            env.oracle.report(Violation::Ends(format!("graph request {number} has not ended at its deadline")));
+        }
+        for at in [process.core.poll_timeout(), self.graphs.poll_timeout()].into_iter().flatten() {
             env.wake_at_local(self.node, at);
         }
         if !process.unsent.is_empty() {
@@ -384,7 +404,11 @@ impl FrontendNode {
         }
     }
 
-    fn on_reply(&mut self, env: &mut Env, process: &Process, id: RequestId, result: Result<Reply, InferError>) {
+    fn on_reply(&mut self, env: &mut Env, process: &mut Process, id: RequestId, result: Result<Reply, InferError>) {
+        let output = result.as_ref().map(|reply| reply.outputs[0].to_vec()).map_err(InferError::clone);
+        if let Some(ended) = self.graphs.handle_reply(env, (&mut process.core, self.node), id, output) {
+            return self.clients.handle_graph(ended);
+        }
         env.trace(self.node, || match &result {
             Ok(reply) => format!("answers {id:?}, late by {}", reply.timing.lateness()),
             Err(error) => format!("ends {id:?}: {error}"),
@@ -424,15 +448,28 @@ impl FrontendNode {
         if !process.core.has_scheduler() {
             return Some("it has no scheduler".to_owned());
         }
-        let is_idle = open == 0 && tasks == 0 && (load.queued, load.batches) == (0, 0);
+        let graphs = self.graphs.open();
+        let is_idle = open == 0 && tasks == 0 && graphs == (0, 0) && (load.queued, load.batches) == (0, 0);
         let changes = self.clients.changes.len();
         (!is_idle || changes > 0).then(|| {
-            format!("{open} requests, {tasks} tasks and {changes} changes have not ended; the scheduler has {load:?}")
+            format!(
+                "{open} requests, {graphs:?} of graphs, {tasks} tasks and {changes} changes have not ended; the \
+                 scheduler has {load:?}"
+            )
         })
     }
 }
 
 impl Clients {
+    /// A request for a graph has ended, if it has.
+    fn handle_graph(&mut self, ended: Option<Ended>) {
+        match ended {
+            None => {}
+            Some(Ok(())) => self.served += 1,
+            Some(Err(error)) => self.fail(kind(&error)),
+        }
+    }
+
     fn fail(&mut self, kind: &str) {
         *self.failed.entry(kind.to_owned()).or_default() += 1;
     }

@@ -198,7 +198,7 @@ impl Fabric {
         backend_nodes[0].lies = options.mutation == Some(Mutation::SkipWrite);
         Self {
             schedulers: schedulers.iter().enumerate().map(new_scheduler).collect(),
-            frontends: frontends.iter().map(|&node| FrontendNode::new(node, &schedulers)).collect(),
+            frontends: frontends.iter().map(|&node| FrontendNode::new(options.seed, node, &schedulers)).collect(),
             backends: backend_nodes,
             roles: Roles { schedulers, frontends, backends },
             requests_until: Timestamp::PAST,
