@@ -502,6 +502,11 @@ impl Cluster {
         self.supervisor.kill(name)
     }
 
+    /// What each member logged last.
+    pub(super) fn last_words(&self) -> String {
+        self.supervisor.last_words()
+    }
+
     /// Looks after the members: those that ended are started again where that is wanted. Members end with the thread
     /// that starts them, so it must be the one that started the cluster.
     ///

@@ -173,13 +173,15 @@ pub(super) fn run(args: &Args) -> Result<()> {
     };
     cluster.check().map_err(|error| Failed::new(&error))?;
     let takeover = killed.map(|killed| killed.line(&cluster, &tallies, Duration::from_secs_f64(seconds)));
+    let last_words = cluster.last_words();
     drop(cluster);
     show(&streams, &tallies, &alone, seconds);
     takeover.iter().for_each(|line| println!("{line}"));
 
     let names: Vec<String> = streams.iter().map(|stream| stream.model.clone()).collect();
-    judge(&names[..1], &[alone], &direct)?;
-    judge(&names, &tallies, &direct)?;
+    judge(&names[..1], &[alone], &direct)
+        .and_then(|()| judge(&names, &tallies, &direct))
+        .inspect_err(|_| eprint!("{last_words}"))?;
     for (name, tally) in names.iter().zip(&tallies) {
         if let Some(accuracy) = tally.accuracy() {
             println!(

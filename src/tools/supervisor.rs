@@ -245,6 +245,16 @@ impl Supervisor {
         self.folder.path().join(format!("{name}.log"))
     }
 
+    /// What each member logged last, if that is in files.
+    pub(super) fn last_words(&self) -> String {
+        let members = self.members.lock().expect("no holder of this lock panics");
+        let of = |member: &Member| {
+            let name = &member.name;
+            tail(&self.log_file(name)).map_or_else(|_| String::new(), |words| format!("{name} said last:\n{words}"))
+        };
+        members.iter().map(of).collect()
+    }
+
     /// All that a member has logged, if that is in a file.
     pub(super) fn log(&self, name: &str) -> String {
         fs::read(self.log_file(name)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
