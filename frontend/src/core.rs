@@ -298,6 +298,22 @@ impl Core {
         }
     }
 
+    /// What can answer for a model now: the numbers of its own load and, of an ensemble, of its members'. Nothing while
+    /// it cannot be asked, or while one of them is being loaded or unloaded.
+    #[must_use]
+    pub fn loads(&self, served: &ServedModel) -> Option<Vec<u64>> {
+        let is_settled = |served: &ServedModel| served.state == ModelState::Serving;
+        if !is_settled(served) || !self.is_model_ready(served) {
+            return None;
+        }
+        let mut loads = vec![served.load];
+        for step in served.model.ensemble().into_iter().flat_map(|ensemble| &ensemble.steps) {
+            let (_, member) = self.models.member(&step.model, step.version.as_deref())?;
+            loads.extend(is_settled(member).then_some([member.load])?);
+        }
+        Some(loads)
+    }
+
     /// Why requests for an ensemble cannot be taken, if so: clients have unloaded it, or one of its members cannot be
     /// asked.
     #[must_use]
@@ -785,6 +801,7 @@ impl Core {
         // It noticed before us that its former link is broken.
         let former = self.links.iter().filter(|(_, (backend, _))| *backend == hello.backend);
         self.outputs.extend(former.map(|(&connection, _)| Output::Disconnect { connection }));
+        self.models.renew_loads();
         self.links.insert(connection, (hello.backend, hello.link));
         self.outputs.push_back(Output::Accept { connection, welcome: encode(&self.config.arena) });
     }

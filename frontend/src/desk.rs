@@ -59,7 +59,8 @@ pub struct Desk {
 
 struct State {
     core: Core,
-    /// Requests for ensembles that are under way, by index in the model table.
+    /// Requests that are under way without being the core's, by index in the model table: those for ensembles, and
+    /// those that wait for the answer to an equal one.
     graphs: BTreeMap<usize, usize>,
     waiting: BTreeMap<RequestId, Waiting>,
     changing: BTreeMap<ChangeId, oneshot::Sender<Result<(), InferError>>>,
@@ -79,7 +80,7 @@ pub struct PendingReply {
     reply: oneshot::Receiver<Result<Reply, InferError>>,
 }
 
-/// A request for an ensemble that is under way. Dropping it means that it was cancelled.
+/// A request that is under way and not submitted itself. Dropping it means that it was cancelled.
 pub struct Counted {
     desk: Rc<Desk>,
     model: usize,
@@ -159,11 +160,12 @@ impl Desk {
         Ok(PendingReply { desk: Rc::clone(self), request: id, reply })
     }
 
-    /// Counts a request for an ensemble, whose steps are submitted each for itself, until it [ends](Counted::end).
+    /// Counts a request that is not submitted itself until it [ends](Counted::end): one for an ensemble, whose steps
+    /// are, or one that waits for the answer to an equal one.
     #[must_use]
-    pub fn count(self: &Rc<Self>, ensemble: usize) -> Counted {
-        *self.state.borrow_mut().graphs.entry(ensemble).or_default() += 1;
-        Counted { desk: Rc::clone(self), model: ensemble, began: self.now(), is_ended: false }
+    pub fn count(self: &Rc<Self>, model: usize) -> Counted {
+        *self.state.borrow_mut().graphs.entry(model).or_default() += 1;
+        Counted { desk: Rc::clone(self), model, began: self.now(), is_ended: false }
     }
 
     /// A request for an ensemble was refused before it was under way.
@@ -308,15 +310,24 @@ impl Counted {
         self.on_ended(result.as_ref());
     }
 
-    fn on_ended(&mut self, result: Result<&Reply, &InferError>) {
+    /// It is under way no longer, and what becomes of it is counted elsewhere.
+    pub fn leave(mut self) {
+        self.on_left();
+    }
+
+    fn on_left(&mut self) {
         self.is_ended = true;
-        let Self { desk, model, began, .. } = self;
-        if let Entry::Occupied(mut under_way) = desk.state.borrow_mut().graphs.entry(*model) {
+        if let Entry::Occupied(mut under_way) = self.desk.state.borrow_mut().graphs.entry(self.model) {
             *under_way.get_mut() -= 1;
             if *under_way.get() == 0 {
                 under_way.remove();
             }
         }
+    }
+
+    fn on_ended(&mut self, result: Result<&Reply, &InferError>) {
+        self.on_left();
+        let Self { desk, model, began, .. } = self;
         let now = desk.now();
         match result {
             Ok(reply) => desk.observer.handle_success(now, *model, reply),

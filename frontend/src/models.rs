@@ -28,6 +28,9 @@ pub struct ServedModel {
     pub state: ModelState,
     /// Whether the repository has, or had when it was read last, this version among those that are to be served.
     is_listed: bool,
+    /// Which load of it this is, as far as can be told here: no two that may answer differently have the same number.
+    /// It grows with each load and unload, whenever a backend comes, and whenever another scheduler is obeyed.
+    pub load: u64,
 }
 
 impl ServedModel {
@@ -73,6 +76,8 @@ pub struct ModelTable {
     refused: BTreeMap<(String, String), String>,
     /// All that the primary said.
     spoken: Spoken,
+    /// Loads that have been numbered.
+    loads: u64,
 }
 
 impl ModelTable {
@@ -141,6 +146,7 @@ impl ModelTable {
             for index in self.by_name.get(name).into_iter().flat_map(BTreeMap::values) {
                 let served = &mut self.models[*index];
                 (served.is_listed, served.state) = (false, ModelState::Unloaded);
+                served.load = next(&mut self.loads);
                 served.let_files_go();
             }
             self.refused.retain(|(refused, _), _| refused != name);
@@ -154,7 +160,8 @@ impl ModelTable {
         let (name, version) = (model.name.clone(), number(&model.version));
         let (offer, state) = (self.spoken.offer(&name, &model.version), self.spoken.state(&name));
         let slot_size = SlotSize::new(model.input_bytes(), model.output_bytes());
-        let served = ServedModel { slot_size, model: Rc::new(model), offer, state, is_listed: true };
+        let load = next(&mut self.loads);
+        let served = ServedModel { slot_size, model: Rc::new(model), offer, state, is_listed: true, load };
         let index = *self.by_name.entry(name).or_default().entry(version).or_insert(self.models.len());
         match self.models.get_mut(index) {
             Some(known) => *known = served,
@@ -264,6 +271,7 @@ impl ModelTable {
         let Some(loads_before) = self.spoken.handle_state(name, (state, loads), brought) else { return false };
         for &index in self.by_name.get(name).into_iter().flat_map(BTreeMap::values) {
             let served = &mut self.models[index];
+            served.load = next(&mut self.loads);
             if served.is_listed {
                 served.state = state;
             }
@@ -304,6 +312,12 @@ impl ModelTable {
             let state = if served.is_listed { self.spoken.state(&model.name) } else { ModelState::Unloaded };
             (served.offer, served.state) = (self.spoken.offer(&model.name, &model.version), state);
         }
+        self.renew_loads();
+    }
+
+    /// From now on others answer than before: a backend that comes may have read its models anew.
+    pub(crate) fn renew_loads(&mut self) {
+        self.models.iter_mut().for_each(|served| served.load = next(&mut self.loads));
     }
 
     /// What the primary says of a model that may have been read anew since.
@@ -323,7 +337,13 @@ impl ModelTable {
                 served.state = ModelState::Serving;
             }
         }
+        self.renew_loads();
     }
+}
+
+fn next(loads: &mut u64) -> u64 {
+    *loads += 1;
+    *loads
 }
 
 /// The order of versions.

@@ -117,7 +117,7 @@ pub struct Timing {
     pub stamps: AnswerStamps,
     /// The frontend took in the answer.
     pub answered_at: Timestamp,
-    /// Tasks in its batch.
+    /// Tasks in its batch; [`Self::OF_CACHE`] if there was none.
     pub batch_size: u16,
     /// The backend that ran it.
     pub backend: BackendId,
@@ -126,6 +126,15 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// The batch of an answer that was kept: nobody ran it.
+    pub const OF_CACHE: u16 = 0;
+
+    /// Whether nobody ran it, as its answer had been kept.
+    #[must_use]
+    pub fn is_of_cache(&self) -> bool {
+        self.batch_size == Self::OF_CACHE
+    }
+
     /// Tells executions apart: a GPU runs one batch at a time.
     #[must_use]
     pub fn execution(&self) -> (BackendId, u32, i64) {

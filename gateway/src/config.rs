@@ -77,6 +77,9 @@ pub struct Config {
     /// Bytes of one client's replies that it has not taken in.
     #[serde(default = "default_client_untaken_bytes_max")]
     pub client_untaken_bytes_max: usize,
+    /// Bytes of answers that are kept of models whose configuration says `response_cache`; 0: none is.
+    #[serde(default = "default_cache_bytes")]
+    pub cache_bytes: usize,
     /// How long a client may take to send its first request's head.
     #[serde(default = "default_head_timeout_ms")]
     pub head_timeout_ms: u64,
@@ -203,6 +206,7 @@ impl From<frontend::Config> for Config {
             client_requests_max: default_client_requests_max(),
             untaken_bytes_max: default_untaken_bytes_max(),
             client_untaken_bytes_max: default_client_untaken_bytes_max(),
+            cache_bytes: default_cache_bytes(),
             stream_first_timeout_ms: default_stream_first_timeout_ms(),
             stream_idle_timeout_ms: default_stream_idle_timeout_ms(),
             idle_timeout_ms: default_idle_timeout_ms(),
@@ -371,6 +375,11 @@ fn default_untaken_bytes_max() -> usize {
 /// A quarter of all.
 fn default_client_untaken_bytes_max() -> usize {
     default_untaken_bytes_max() / 4
+}
+
+/// An eighth of the memory at most.
+fn default_cache_bytes() -> usize {
+    Shares::here().cache_bytes
 }
 
 fn default_stream_first_timeout_ms() -> u64 {

@@ -10,7 +10,11 @@ use std::{
 };
 
 use admin::AdminError;
-use frontend::{Frontend, FrontendError, desk::Observer};
+use frontend::{
+    Frontend, FrontendError,
+    desk::{Desk, Observer},
+    models::ServedModel,
+};
 use thiserror::Error;
 use tokio::sync::mpsc;
 use transport::{Address, OpenError};
@@ -145,7 +149,11 @@ impl Gateway {
         let desk = frontend.desk();
         let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
             .named(&config.server_name)
+            .caching(config.cache_bytes, rand::random())
             .controlled(config.model_control_mode);
+        if config.cache_bytes == 0 {
+            warn_of_no_cache(&desk);
+        }
         if let Some(store) = frontend.store() {
             service = service.taking_files(loads::Intake::new(store, config.load_files_bytes_max));
         }
@@ -239,6 +247,20 @@ impl Gateway {
         })?;
         Ok(ended?)
     }
+}
+
+/// Says of which models answers are to be kept for which there is no room.
+fn warn_of_no_cache(desk: &Desk) {
+    let keeps = |model: &&ServedModel| model.model.configuration.caches_responses();
+    let names: Vec<String> = desk.with_core(|core| core.models().iter().filter(keeps).map(name_of).collect());
+    if !names.is_empty() {
+        let names = repository::listed(names.iter().map(String::as_str));
+        tracing::warn!("cache_bytes: found 0, expected room for the answers of models with response_cache: {names}");
+    }
+}
+
+fn name_of(served: &ServedModel) -> String {
+    served.model.name.clone()
 }
 
 /// A name that leads nowhere yet is waited for.

@@ -6,6 +6,7 @@ pub mod access;
 mod ahead;
 pub mod api;
 pub mod budget;
+pub mod cache;
 pub mod compression;
 pub mod config;
 pub mod connection;

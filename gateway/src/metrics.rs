@@ -312,6 +312,16 @@ impl Metrics {
         self.models.with(model, |known| known.handle_success(reply, new_executions));
     }
 
+    /// A request was answered by what was kept.
+    pub fn handle_cache_hit(&self, model: usize, timing: &Timing) {
+        self.models.with(model, |known| known.handle_cache_hit(timing));
+    }
+
+    /// A request's answer was looked for so long, and its model is asked.
+    pub fn handle_cache_miss(&self, model: usize, took: Span) {
+        self.models.with(model, |known| known.counts().handle_cache_miss(took));
+    }
+
     /// A request ended without an answer.
     pub fn handle_failure(&self, model: usize, error: &InferError) {
         self.models.with(model, |known| known.counts().handle_failure(error));

@@ -132,6 +132,9 @@ pub(crate) struct PreparedEnsemble {
     pub(crate) parts: Vec<Part>,
 }
 
+/// A request's id, the outputs that it wants, and the shared memory that its inputs came from.
+pub(crate) type Wanted = (Option<String>, Vec<OutputChoice>, Vec<Part>);
+
 /// An output that the client wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputChoice {

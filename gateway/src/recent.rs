@@ -106,6 +106,7 @@ impl Recent {
         let mut explained = json!({ "request": ended.number, "id": ended.id, "model": model, "epochs": epochs });
         let fields = explained.as_object_mut().expect("it is one");
         match &ended.outcome {
+            Ok((timing, ago)) if timing.is_of_cache() => fields.extend(explain_kept(timing, *ago)),
             Ok((timing, ago)) => fields.extend(explain(timing, *ago)),
             Err(error) => fields.extend([("outcome".to_owned(), json!(error))]),
         }
@@ -153,6 +154,24 @@ fn in_time(timing: &Timing) -> String {
         left if left < Span::ZERO => format!("{:.3} ms after its deadline", ms(-left.0)),
         left => format!("{:.3} ms before its deadline", ms(left.0)),
     }
+}
+
+/// Of a request that was answered by what was kept.
+fn explain_kept(timing: &Timing, ago: ReceivedAgo) -> impl Iterator<Item = (String, Value)> {
+    let us = |span: Span| span.0 as f64 / 1e3;
+    let took = timing.answered_at - timing.admitted_at;
+    let why = format!("its answer was kept from an equal request (response_cache), and came {}", in_time(timing));
+    let (began, received) = (us(took - ago.began), us(took - ago.ended));
+    let deadline = (timing.deadline != Timestamp::NEVER).then(|| us(timing.deadline - timing.admitted_at));
+    let instants = json!({ "arrived": began, "received": received, "answered": us(took), "deadline": deadline });
+    [
+        ("outcome", json!("answered")),
+        ("source", json!("cache")),
+        ("why", json!(why)),
+        ("microseconds_since_admission", instants),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value))
 }
 
 fn explain(timing: &Timing, ago: ReceivedAgo) -> impl Iterator<Item = (String, Value)> {

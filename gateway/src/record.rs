@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use frontend::{
     InferError,
     desk::{Desk, Observer},
-    tasks::Reply,
+    tasks::{Reply, Timing},
 };
 use proto::{Span, Timestamp};
 use repository::Model;
@@ -63,6 +63,18 @@ impl Record {
     /// A request named its application.
     pub fn handle_application(&self, name: &str) {
         self.metrics.handle_application(name);
+    }
+
+    /// A request was answered at `now` by what was kept.
+    pub fn handle_cache_hit(&self, now: Timestamp, model: usize, timing: &Timing) {
+        self.statistics.borrow_mut()[model].handle_cache_hit(now, timing);
+        self.metrics.handle_cache_hit(model, timing);
+    }
+
+    /// A request's answer was looked for so long, and its model is asked.
+    pub fn handle_cache_miss(&self, model: usize, took: Span) {
+        self.statistics.borrow_mut()[model].handle_cache_miss(took);
+        self.metrics.handle_cache_miss(model, took);
     }
 
     /// What counts those who are refused.

@@ -20,6 +20,7 @@ use crate::{
         model_metadata_response::TensorMetadata, repository_index_response::ModelIndex,
     },
     budget::Charge,
+    cache::{Cache, Digester},
     config::{DEFAULT_SERVER_NAME, Limits, ModelControlMode},
     loads,
     pool::Pool,
@@ -35,6 +36,7 @@ use crate::{
 pub(crate) use inference::no_room;
 pub use inference::{Answer, Arrival, Asker, Submitted, timing_text};
 
+mod cached;
 mod inference;
 
 /// Where Linux keeps POSIX shared memory.
@@ -76,6 +78,9 @@ pub struct Service {
     /// Takes apart what is large.
     pub pool: Pool,
     ahead: Gates,
+    /// Answers that are kept.
+    pub cache: Rc<Cache>,
+    digester: Digester,
     tracer: RefCell<Tracer>,
     tracing: Option<Rc<Tracing>>,
     trace_file: Option<TraceFile>,
@@ -105,6 +110,8 @@ impl Service {
             is_draining: Cell::new(false),
             pool: Pool::default(),
             ahead: Gates::default(),
+            cache: Cache::new(0),
+            digester: Digester::new([0; 4]),
             tracer: RefCell::default(),
             tracing: None,
             trace_file: None,
@@ -127,6 +134,12 @@ impl Service {
     #[must_use]
     pub fn taking_files(self, intake: loads::Intake) -> Self {
         Self { loads: Some(intake), ..self }
+    }
+
+    /// The same, and answers are kept of models that say so: so many bytes, under digests with this secret.
+    #[must_use]
+    pub fn caching(self, bytes_max: usize, secret: [u64; 4]) -> Self {
+        Self { cache: Cache::new(bytes_max), digester: Digester::new(secret), ..self }
     }
 
     /// What a request to load a model may be: as large as one for inference if loads may bring files along.

@@ -2,7 +2,8 @@
 //!
 //! A request counts once, with the time of its row that came last. An execution counts once for each batch that this
 //! frontend saw an answer of; other frontends may have seen the same batch. A request for an ensemble, which is in no
-//! batch, is an execution of its own, of as many rows as it has.
+//! batch, is an execution of its own, of as many rows as it has. A request that is answered by what was kept succeeds,
+//! and is neither an inference nor an execution.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,8 @@ pub struct Statistics {
     success: Total,
     fail: Total,
     queue: Total,
+    cache_hit: Total,
+    cache_miss: Total,
     stages: Stages,
     by_batch_size: BTreeMap<u16, Stages>,
     /// When the last counted execution of each GPU started. Answers of one batch come from one start, and a GPU's
@@ -69,6 +72,20 @@ impl Statistics {
         self.executions - known
     }
 
+    /// A request was answered at `now` by what was kept.
+    pub fn handle_cache_hit(&mut self, now: Timestamp, timing: &Timing) {
+        self.last_at = Some(now);
+        let took = timing.answered_at - timing.admitted_at;
+        self.success.add_ns(took.0);
+        self.queue.add_ns(0);
+        self.cache_hit.add_ns(took.0);
+    }
+
+    /// A request's answer was looked for so long, and its model is asked.
+    pub fn handle_cache_miss(&mut self, took: Span) {
+        self.cache_miss.add_ns(took.0);
+    }
+
     /// A request ended without an answer at `now`, `after` its admission.
     pub fn handle_failure(&mut self, now: Timestamp, after: Span) {
         self.last_at = Some(now);
@@ -100,6 +117,8 @@ impl Statistics {
                 compute_input: self.stages.input.report(),
                 compute_infer: self.stages.infer.report(),
                 compute_output: self.stages.output.report(),
+                cache_hit: self.cache_hit.report(),
+                cache_miss: self.cache_miss.report(),
             }),
             batch_stats: self.by_batch_size.iter().map(batch).collect(),
             ..ModelStatistics::default()

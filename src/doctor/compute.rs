@@ -94,7 +94,7 @@ fn memory(host: &Host) -> Option<Finding> {
     } else {
         let remedy = format!(
             "the roles and small models take about {} MiB beside these; give more memory, or set arena_bytes, \
-             bodies_bytes_max, untaken_bytes_max and connections_max lower",
+             bodies_bytes_max, untaken_bytes_max, cache_bytes and connections_max lower",
             mib(ROLES_BYTES)
         );
         Finding::advice("memory", found, remedy)

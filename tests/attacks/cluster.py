@@ -33,6 +33,20 @@ parameters { key: "slo_ms" value: { string_value: "8000" } }
 parameters { key: "alpha_ms" value: { string_value: "0.1" } }
 parameters { key: "beta_ms" value: { string_value: "500" } }
 """
+# Gives a row back, and has answers kept.
+KEPT_MODEL = """name: "{name}"
+backend: "emulated"
+max_batch_size: 8
+input [ {{ name: "x" data_type: TYPE_UINT8 dims: [ {bytes} ] }} ]
+output [ {{ name: "x" data_type: TYPE_UINT8 dims: [ {bytes} ] }} ]
+response_cache {{ enable: true }}
+parameters {{ key: "slo_ms" value: {{ string_value: "8000" }} }}
+parameters {{ key: "alpha_ms" value: {{ string_value: "0.1" }} }}
+parameters {{ key: "beta_ms" value: {{ string_value: "{beta_ms}" }} }}
+"""
+KEPT_BYTES = 64 << 10
+# Of all answers that a frontend keeps.
+CACHE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,7 @@ LAYOUTS = {
     "few-files": Layout(files_max=256),
     "full-log": Layout(log="/dev/full"),
     "unread-log": Layout(log="unread"),
+    "kept": Layout(backends=((1, ("digits",)), (1, ("kept", "kept_slow")))),
     "cut-off": Layout(backends=((1, ("digits",)), (1, ("digits",))), cut_off=True),
 }
 
@@ -132,6 +147,10 @@ def make_repository():
     shutil.copytree("models", REPOSITORY)
     (REPOSITORY / "slow" / "1").mkdir(parents=True)
     (REPOSITORY / "slow" / "config.pbtxt").write_text(SLOW_MODEL)
+    for name, beta_ms in (("kept", 0.5), ("kept_slow", 500)):
+        (REPOSITORY / name / "1").mkdir(parents=True)
+        text = KEPT_MODEL.format(name=name, bytes=KEPT_BYTES, beta_ms=beta_ms)
+        (REPOSITORY / name / "config.pbtxt").write_text(text)
 
 
 @dataclass
@@ -211,7 +230,7 @@ class Cluster:
         http, grpc = (f"{host}:{port}" for host, port in (self.http, self.grpc))
         keys = f'scheduler = "{self.at(1, 7400)}"\nlink = "{self.at(2, 7401)}"\naddress = "{self.at(2, 4791)}"\n'
         keys += f'repository = "{REPOSITORY}"\nhttp = "{http}"\ngrpc = "{grpc}"\n'
-        keys += "drain_grace_ms = 1000\n"
+        keys += f"drain_grace_ms = 1000\ncache_bytes = {CACHE_BYTES}\n"
         keys += f'load_files = "{self.loaded}"\nload_files_bytes_max = {LOADED_BYTES_MAX}\n'
         self.start_role("frontend", "frontend", keys, log=layout.log, files_max=layout.files_max)
 

@@ -757,5 +757,5 @@ NOT_APPLICABLE = {
     "L0_backend_python/python_based_backends, variants": FLAG + " (where its backends are)",
     "L0_backend_python/restart": "its model uses the shared memory of Triton's own process",
     "L0_large_payload": "takes 20 GB of memory itself",
-    "L0_response_cache": FLAG + " (a cache of responses, which the server does not offer)",
+    "L0_response_cache": FLAG + " (how large its cache is)",
 }

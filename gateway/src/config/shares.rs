@@ -21,6 +21,8 @@ pub struct Shares {
     pub untaken_bytes_max: usize,
     /// `bodies_bytes_max`.
     pub bodies_bytes_max: usize,
+    /// `cache_bytes`.
+    pub cache_bytes: usize,
     arena_bytes: usize,
 }
 
@@ -39,6 +41,7 @@ impl Shares {
             connections_max: (eighth(1024 * CONNECTION_BYTES) / CONNECTION_BYTES).max(CONNECTIONS_LEAST),
             untaken_bytes_max: eighth(512 << 20),
             bodies_bytes_max: eighth(512 << 20),
+            cache_bytes: eighth(64 << 20),
             arena_bytes: eighth(ARENA_BYTES_MIN),
         }
     }
@@ -46,7 +49,8 @@ impl Shares {
     /// What clients may take up of a frontend by these, and of the least arena.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.connections_max * CONNECTION_BYTES + self.untaken_bytes_max + self.bodies_bytes_max + self.arena_bytes
+        let clients = self.connections_max * CONNECTION_BYTES + self.untaken_bytes_max + self.bodies_bytes_max;
+        clients + self.arena_bytes + self.cache_bytes
     }
 }
 
@@ -62,7 +66,7 @@ mod tests {
         assert_eq!(Shares::of(Some(&memory(4 << 30))), plenty);
         let short = Shares::of(Some(&memory(300 << 20)));
         assert_eq!((short.connections_max, short.bodies_bytes_max), (75, 300 << 17));
-        assert!(short.bytes() <= 150 << 20, "half of it is for others");
+        assert!(short.bytes() <= 188 << 20, "three eighths of it are for others");
         assert_eq!(Shares::of(Some(&memory(1 << 20))).connections_max, CONNECTIONS_LEAST);
     }
 }

@@ -380,7 +380,8 @@ fn with_models_and_schedulers<F: Future<Output = ()>>(
     let record = Rc::new(Record::default());
     let observer = Rc::clone(&record) as Rc<dyn Observer>;
     let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(move || read.get()), observer);
-    let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), Some(Box::new(|_| Ok(()))), SystemTime::now);
+    let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), Some(Box::new(|_| Ok(()))), SystemTime::now)
+        .caching(1 << 20, [7; 4]);
     if let Some(otlp) = otlp {
         let traces = record.traces().clone();
         let queue = export::start(&otlp, traces.clone()).unwrap();
@@ -501,6 +502,7 @@ async fn is_served(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
 }
 
 mod budgets;
+mod cached;
 mod drain;
 mod errors;
 mod graphs;

@@ -11,9 +11,12 @@ use std::{
     },
 };
 
-use frontend::{InferError, tasks::Reply};
+use frontend::{
+    InferError,
+    tasks::{Reply, Timing},
+};
 use prometheus::proto::{Bucket, Histogram};
-use proto::scheduler_to_frontend::DropReason;
+use proto::{Span, scheduler_to_frontend::DropReason};
 
 use super::{Stage, stages};
 
@@ -33,6 +36,14 @@ pub(super) const DURATIONS: [(&str, &str); 5] = [
     ("compute_input", "the time of fetching inputs"),
     ("compute_infer", "the time of execution"),
     ("compute_output", "the time of pushing outputs"),
+];
+
+/// What Triton tells of the answers that were kept, of models that keep them.
+pub(super) const CACHE: [(&str, &str); 4] = [
+    ("nv_cache_num_hits_per_model", "Requests that were answered by what was kept"),
+    ("nv_cache_num_misses_per_model", "Requests whose answer was looked for and had not been kept"),
+    ("nv_cache_hit_duration_per_model", "Microseconds in which answers were found, or waited for"),
+    ("nv_cache_miss_duration_per_model", "Microseconds in which answers were looked for and not found"),
 ];
 
 /// Triton's reasons of failure. It tells of all before there is any.
@@ -123,6 +134,8 @@ pub(super) struct Counts {
     pub(super) durations_us: [Count; 5],
     /// In the order of [`TRITONS_REASONS`].
     pub(super) failures: [Count; 4],
+    /// In the order of [`CACHE`].
+    pub(super) cache: [Count; 4],
     dropped: Mutex<BTreeMap<&'static str, u64>>,
     first_response: Buckets<4>,
     request: Buckets<20>,
@@ -158,6 +171,32 @@ impl Counts {
         durations
     }
 
+    /// A request was answered by what was kept. Returns how many nanoseconds that took.
+    pub(super) fn handle_cache_hit(&self, timing: &Timing) -> u64 {
+        let took = not_negative((timing.answered_at - timing.admitted_at).0);
+        self.success.add(1);
+        self.late.add(u64::from(timing.answered_at > timing.deadline));
+        self.request.observe(&DURATION_BOUNDS_NS, took);
+        self.first_response.observe(&FIRST_RESPONSE_BOUNDS_NS, took);
+        self.durations_us[0].add(took / 1000);
+        let [hits, _, hit_us, _] = &self.cache;
+        hits.add(1);
+        hit_us.add(took / 1000);
+        took
+    }
+
+    /// A request's answer was looked for so long, and not found.
+    pub(super) fn handle_cache_miss(&self, took: Span) {
+        let [_, misses, _, miss_us] = &self.cache;
+        misses.add(1);
+        miss_us.add(not_negative(took.0) / 1000);
+    }
+
+    /// Whether an answer was ever looked for.
+    pub(super) fn has_looked(&self) -> bool {
+        self.cache.iter().any(|count| count.get() > 0)
+    }
+
     /// A request was so many nanoseconds in a stage.
     pub(super) fn handle_stage(&self, stage: Stage, ns: i64) {
         self.stages[stage as usize].observe(&DURATION_BOUNDS_NS, not_negative(ns));
@@ -188,7 +227,7 @@ impl Counts {
 
     fn numbers(&self) -> impl Iterator<Item = &Count> {
         let ones = [&self.success, &self.late, &self.inferences, &self.executions];
-        ones.into_iter().chain(&self.durations_us).chain(&self.failures)
+        ones.into_iter().chain(&self.durations_us).chain(&self.failures).chain(&self.cache)
     }
 
     /// Requests that were dropped, by [`drop_reason`].

@@ -11,7 +11,10 @@ use std::{
     },
 };
 
-use frontend::{core::Core, tasks::Reply};
+use frontend::{
+    core::Core,
+    tasks::{Reply, Timing},
+};
 use prometheus::{
     Opts, Registry,
     core::{Collector, Desc, Describer as _},
@@ -21,7 +24,7 @@ use proto::scheduler_to_frontend::NetworkTimes;
 
 use super::{
     Stage,
-    counts::{Count, Counts, DURATIONS, TRITONS_REASONS},
+    counts::{CACHE, Count, Counts, DURATIONS, TRITONS_REASONS},
     register::{counter, family, gauge, histogram, label, registered},
     summaries::Summary,
 };
@@ -76,6 +79,15 @@ impl Known {
     pub(super) fn handle_success(&self, reply: &Reply, new_executions: u64) {
         let durations = self.counts().handle_success(reply, new_executions);
         for (summary, ns) in self.summaries.get().into_iter().flatten().zip(durations) {
+            summary.observe(ns as f64 / 1e3);
+        }
+    }
+
+    /// A request was answered by what was kept.
+    pub(super) fn handle_cache_hit(&self, timing: &Timing) {
+        let took = self.counts().handle_cache_hit(timing);
+        // It has been in no stage of an execution.
+        for (summary, ns) in self.summaries.get().into_iter().flatten().zip([took, 0]) {
             summary.observe(ns as f64 / 1e3);
         }
     }
@@ -223,7 +235,8 @@ impl Told {
             DURATIONS.iter().map(move |(of, help)| (format!("nv_inference_{of}_{what}_us"), (*help).to_owned()))
         };
         let fixed = ALL_FAMILIES.iter().map(|(name, help)| ((*name).to_owned(), (*help).to_owned()));
-        let all = fixed.chain(of_durations("duration")).chain(of_durations("summary"));
+        let of_cache = CACHE.iter().map(|(name, help)| ((*name).to_owned(), (*help).to_owned()));
+        let all = fixed.chain(of_cache).chain(of_durations("duration")).chain(of_durations("summary"));
         let descs = all.map(|(name, help)| Opts::new(name, help).variable_label("model").describe());
         Ok(Self { config, descs: Arc::new(descs.collect::<prometheus::Result<_>>()?), shared: Arc::default() })
     }
@@ -275,6 +288,11 @@ impl Told {
                 known().filter_map(|(row, known)| Some(known.summaries.get()?[at].told(row.labels.clone())));
             let (name, help) = (format!("nv_inference_{of}_summary_us"), format!("Quantiles of {help}"));
             families.push(family((&name, &help), MetricType::SUMMARY, summaries.collect()));
+        }
+        for (at, named) in CACHE.into_iter().enumerate() {
+            let looked = rows.iter().filter(|row| row.counts.has_looked());
+            let counts = looked.map(|row| row.counter(&row.counts.cache[at])).collect();
+            families.push(family(named, MetricType::COUNTER, counts));
         }
         families.retain(|family| !family.get_metric().is_empty());
         families

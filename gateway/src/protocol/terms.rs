@@ -16,7 +16,7 @@ use repository::{DataType, Model};
 use serde_json::Value;
 
 use super::{
-    InferRequest, OutputChoice, OutputForm, Parameters, Prepared, PreparedEnsemble, RequestedOutput,
+    InferRequest, OutputChoice, OutputForm, Parameters, Prepared, PreparedEnsemble, RequestedOutput, Wanted,
     inputs::region_span,
 };
 use crate::regions::{Part, Regions};
@@ -53,6 +53,31 @@ impl Terms {
         Ok(Self { id, slo, priority, application, outputs, parts })
     }
 
+    /// The request's latency objective; `ENDLESS` if it has none.
+    #[must_use]
+    pub fn slo(&self) -> Span {
+        self.slo
+    }
+
+    /// The workload that it is of.
+    #[must_use]
+    pub fn application(&self) -> Application {
+        self.application
+    }
+
+    /// Which outputs it wants, a bit for each.
+    pub(crate) fn wanted_bits(&self) -> Vec<u64> {
+        let last = self.outputs.iter().map(|choice| choice.index).max().unwrap_or_default();
+        let mut bits = vec![0; last / 64 + 1];
+        self.outputs.iter().for_each(|choice| bits[choice.index / 64] |= 1 << (choice.index % 64));
+        bits
+    }
+
+    /// What its reply needs to know, where it was answered already.
+    pub(crate) fn into_answered(self) -> Wanted {
+        (self.id, self.outputs, self.parts)
+    }
+
     /// The request once its inputs have been read; its model is at `index` of the model table.
     ///
     /// # Errors
@@ -78,11 +103,11 @@ impl Terms {
         PreparedEnsemble { id, request, outputs, parts }
     }
 
-    /// The same of so many rows, before the data of its only input is there.
+    /// The same of so many rows, before the data of its only input is there; `waited` as in [`CheckedRequest`].
     #[must_use]
-    pub fn ahead(self, index: usize, rows: usize) -> Prepared {
+    pub fn ahead(self, index: usize, rows: usize, waited: Span) -> Prepared {
         let Self { id, slo, priority, application, outputs, parts } = self;
-        let (inputs, waited, client) = (Vec::new(), Span::ZERO, None);
+        let (inputs, client) = (Vec::new(), None);
         let checked = CheckedRequest { model: index, rows, inputs, slo, waited, priority, application, client };
         Prepared { id, checked, outputs, parts }
     }

@@ -20,12 +20,13 @@ use crate::{
     access::Client,
     ahead::Ahead,
     budget::{Charge, NoRoom},
+    cache::Asking,
     image,
     metrics::Stage,
     pool::AT_ONCE_BYTES_MAX,
     protocol::{
-        self, Elements, InferRequest, Inputs, OutputChoice, OutputForm, Pictures, Placed, Prepared, PreparedEnsemble,
-        Resolved,
+        self, InferRequest, Inputs, OutputChoice, OutputForm, Pictures, Placed, Prepared, PreparedEnsemble, Resolved,
+        Terms, Wanted,
     },
     recent::ReceivedAgo,
     regions::Part,
@@ -63,8 +64,8 @@ pub struct Submitted<'a> {
     admitted_in: Epoch,
     /// How long before that it came in.
     ago: ReceivedAgo,
-    /// It has ended already.
-    ended: Option<Result<Reply, InferError>>,
+    /// Its turn to ask its model, where others wait for the answer too.
+    asking: Option<Asking>,
     /// If it was submitted before its pictures were decoded.
     ahead: Option<Ahead>,
     model: Rc<Model>,
@@ -74,10 +75,22 @@ pub struct Submitted<'a> {
     _parts: Vec<Part>,
 }
 
+/// A request that has been read, and not submitted yet.
+pub(super) struct Given {
+    pub(super) model: (usize, Rc<Model>),
+    pub(super) terms: Terms,
+    pub(super) inputs: Vec<(Place, Rope)>,
+    pub(super) pictures: Option<Pictures>,
+    /// How long ago it arrived, if that was long ago.
+    pub(super) waited: Span,
+}
+
 /// What is waited for.
 enum UnderWay {
     Model(PendingReply),
     Ensemble(Box<ensembles::Pending>),
+    /// It has ended already.
+    Ended(Box<Result<Reply, InferError>>),
 }
 
 /// Memory for what goes between the steps of an ensemble. It holds the request's bytes as well, which steps take that
@@ -95,6 +108,7 @@ impl UnderWay {
         match self {
             Self::Model(pending) => Ended { result: pending.wait().await, steps: Vec::new() },
             Self::Ensemble(pending) => pending.wait().await,
+            Self::Ended(result) => Ended { result: *result, steps: Vec::new() },
         }
     }
 }
@@ -135,33 +149,59 @@ impl Service {
             let regions = self.regions.borrow();
             protocol::resolve(&model, request, arrival.within, regions.of(arrival.asker.regions_of))
         };
-        let Resolved { inputs: Inputs { mut placed, pictures }, terms } = resolved?;
-        let mut waited = Span::ZERO;
+        let Resolved { inputs: Inputs { placed, pictures }, terms } = resolved?;
+        let inputs = self.read(placed, charge).await?;
+        let mut given = Given { model: (index, model), terms, inputs, pictures, waited: Span::ZERO };
+        let Some(question) = self.question(&given, charge).await? else {
+            return self.begin(given, arrival, charge, trace, None).await;
+        };
+        match self.turn(&mut given, question).await? {
+            Ok(asking) => self.begin(given, arrival, charge, trace, Some(asking)).await,
+            Err(reply) => {
+                let ended = UnderWay::Ended(Box::new(Ok(reply)));
+                let Given { model: (_, model), terms, .. } = given;
+                Ok(self.submitted((model, ended), (self.desk.now(), &arrival), terms.into_answered()))
+            }
+        }
+    }
+
+    /// Begins with a request that is not answered otherwise.
+    async fn begin(
+        &self,
+        Given { model: (index, model), terms, mut inputs, pictures, mut waited }: Given,
+        arrival: Arrival,
+        charge: &Charge,
+        trace: &mut OpenTrace,
+        asking: Option<Asking>,
+    ) -> Result<Submitted<'_>, InferError> {
         if let Some(Pictures { place, pictures }) = pictures {
             let is_ready = |core: &Core| core.is_model_ready(core.models().get(index));
             if model.ensemble().is_none()
                 && self.desk.with_core(is_ready)
                 && let Some(mut ahead) = self.ahead.may_go(index, &model, &self.pool)
             {
-                let submitted = self.submit(model, terms.ahead(index, place.rows), arrival, charge, trace);
+                let prepared = terms.ahead(index, place.rows, waited);
+                let submitted = self.submit(model, prepared, arrival, charge, trace);
                 let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
+                let submitted = Submitted { asking, ..submitted };
                 return submitted.decoding((pictures, ahead, index), charge, trace).await;
             }
             let arrived = self.desk.now();
             let data = self.decode((index, &model), pictures, charge, trace).await?;
-            placed.push(Placed { place, elements: Elements::Bytes(data) });
+            inputs.push((place, data));
             // Symphony, section 5.3: the deadline counts from the arrival, whenever a picture is decoded.
-            waited = self.desk.now() - arrived;
+            waited += self.desk.now() - arrived;
         }
-        let inputs = self.read(placed, charge).await?;
-        if model.ensemble().is_some() {
+        let submitted = if model.ensemble().is_some() {
             let (client, room) = (Some(charge.account().id().into()), Box::new(Between(charge.clone())));
             let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room));
-            return self.submit_ensemble(prepared, arrival, trace);
-        }
-        let mut prepared = terms.with(&model, index, inputs)?;
-        prepared.checked.waited = waited;
-        self.submit(model, prepared, arrival, charge, trace)
+            self.submit_ensemble(prepared, arrival, trace)?
+        } else {
+            let mut prepared = terms.with(&model, index, inputs)?;
+            prepared.checked.waited = waited;
+            self.submit(model, prepared, arrival, charge, trace)?
+        };
+        Ok(Submitted { asking, ..submitted })
     }
 
     /// Reads the elements of inputs; where they are many, in the pool.
@@ -217,7 +257,7 @@ impl Service {
         &self,
         (model, under_way): (Rc<Model>, UnderWay),
         (now, arrival): (Timestamp, &Arrival),
-        (id, outputs, parts): (Option<String>, Vec<OutputChoice>, Vec<Part>),
+        (id, outputs, parts): Wanted,
     ) -> Submitted<'_> {
         Submitted {
             service: self,
@@ -225,7 +265,7 @@ impl Service {
             under_way,
             admitted_in: self.epoch(),
             ago: ReceivedAgo { began: now - arrival.began, ended: now - arrival.received },
-            ended: None,
+            asking: None,
             ahead: None,
             model,
             id,
@@ -274,23 +314,20 @@ impl Submitted<'_> {
             let decoding = self.service.decode((index, &model), pictures, charge, trace);
             tokio::select! {
                 biased;
-                ended = pending.ended() => {
-                    self.ended = Some(ended);
-                    None
-                }
-                decoded = decoding => Some(decoded),
+                ended = pending.ended() => Err(ended),
+                decoded = decoding => Ok(decoded),
             }
         };
         match decoded {
-            Some(Err(error)) => {
+            Ok(Err(error)) => {
                 pending.fail(&error);
                 return Err(error);
             }
-            Some(Ok(data)) => {
+            Ok(Ok(data)) => {
                 pending.give_inputs(&[data]);
                 ahead.handle_settled();
             }
-            None => {}
+            Err(ended) => self.under_way = UnderWay::Ended(Box::new(ended)),
         }
         self.ahead = Some(ahead);
         Ok(self)
@@ -301,15 +338,19 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, client, under_way, admitted_in, ago, ended, ahead, model, id, outputs, _parts } = self;
-        let Ended { result, steps } = match ended {
-            Some(result) => Ended { result, steps: Vec::new() },
-            None => under_way.wait().await,
-        };
+        let Self { service, client, under_way, admitted_in, ago, asking, ahead, model, id, outputs, _parts } = self;
+        let Ended { result, steps } = under_way.wait().await;
+        match (asking, &result) {
+            (Some(asking), Ok(reply)) => asking.answered(reply),
+            // It is the turn of somebody who waits.
+            (asking, _) => drop(asking),
+        }
         if let Some(ahead) = ahead {
             ahead.handle_ended(&result);
         }
         match &result {
+            // Nobody was asked.
+            Ok(reply) if reply.timing.is_of_cache() => {}
             Ok(reply) if steps.is_empty() => trace.answered([&reply.timing]),
             Ok(_) => trace.answered(steps.iter().filter_map(|step| step.ended.as_ref()?.as_ref().ok())),
             Err(error) => trace.failed(error),
@@ -338,13 +379,16 @@ impl Submitted<'_> {
 /// Where the time went, in whole microseconds since admission, for the row that came last: `queued` by the scheduler,
 /// `due` from then on (held back until then), `granted` a GPU, `planned` and `fetched` at the backend, execution
 /// `started` (planned for `exec_at`) and `finished`, `answered` here, and the `deadline`, if it had one; then the batch
-/// it ran in and `backend:gpu`.
+/// it ran in and `backend:gpu`. Where nobody was asked, `cache` and when that was known.
 #[must_use]
 pub fn timing_text(timing: &Timing) -> String {
     let since = |at_ns: i64| (at_ns - timing.admitted_at.0) / 1000;
     let stamps = &timing.stamps;
     let mut text = String::with_capacity(192);
     let mut digits = itoa::Buffer::new();
+    if timing.is_of_cache() {
+        return format!("cache;answered={}", since(timing.answered_at.0));
+    }
     for (name, value) in [
         ("queued=", since(stamps.queued_at_ns)),
         (";due=", since(stamps.due_at_ns)),

@@ -10,12 +10,11 @@ use crate::{
 };
 
 /// Fields that change no answer, and what is done here instead.
-const ACCEPTED: [(&str, &str); 6] = [
+const ACCEPTED: [(&str, &str); 5] = [
     ("optimization", "graphs are optimised for the machine that loads them"),
     ("runtime", "each backend has its own executors"),
     ("metric_tags", "metrics are labelled by model and version"),
     ("model_metrics", "histograms are those of docs/operations.md"),
-    ("response_cache", "every request is executed"),
     ("model_transaction_policy", "every request has one answer"),
 ];
 /// The same of models that no program runs, whose processes it counts.

@@ -26,6 +26,7 @@ pub struct Configuration {
     /// What requests of an emulated model take, with what was in the file that the message names: whoever runs the
     /// model need not find it again.
     unequal_times: Option<Arc<UnequalTimes>>,
+    caches_responses: bool,
 }
 
 /// `KIND_GPU` of an instance group.
@@ -38,6 +39,12 @@ impl Configuration {
         let groups = get(&self.message, "instance_group");
         let mut groups = groups.as_list().unwrap_or_default().iter().filter_map(Value::as_message);
         groups.any(|group| get(group, "kind").as_enum_number() == Some(KIND_GPU))
+    }
+
+    /// Whether answers may be kept, and given to whoever asks the same (`response_cache { enable: true }`).
+    #[must_use]
+    pub fn caches_responses(&self) -> bool {
+        self.caches_responses
     }
 
     /// With what is in effect for what `message` does not say: which version is served, what runs it, the objective
@@ -108,7 +115,10 @@ impl Configuration {
 
 impl From<DynamicMessage> for Configuration {
     fn from(message: DynamicMessage) -> Self {
-        Self { message, unequal_times: None }
+        let cache = get(&message, "response_cache");
+        let cache = cache.as_message().expect("the schema says message");
+        let caches_responses = get(cache, "enable").as_bool() == Some(true);
+        Self { message, unequal_times: None, caches_responses }
     }
 }
 

@@ -73,6 +73,10 @@ pub(crate) struct UpArgs {
     /// Poll: how often the repository is looked at, in seconds [default: 15]
     #[arg(long)]
     repository_poll_secs: Option<u32>,
+    /// Bytes of answers that each frontend keeps of models whose configuration says response_cache; 0: none is
+    /// [default: 64 MiB]
+    #[arg(long)]
+    cache_bytes: Option<u32>,
     /// How members write their logs to stderr
     #[arg(long, value_enum, default_value_t)]
     pub(crate) log_format: role::LogFormat,
@@ -106,6 +110,9 @@ impl UpArgs {
         layout.model_control_mode = self.model_control_mode.unwrap_or(layout.model_control_mode);
         if let Some(seconds) = self.repository_poll_secs {
             layout.frontend.insert("repository_poll_secs".to_owned(), i64::from(seconds).into());
+        }
+        if let Some(bytes) = self.cache_bytes {
+            layout.frontend.insert("cache_bytes".to_owned(), i64::from(bytes).into());
         }
         layout.load_files |= self.load_files;
         if !self.load_model.is_empty() {

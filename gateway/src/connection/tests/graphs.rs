@@ -119,7 +119,7 @@ fn what_is_told_of_an_ensemble_is_told_of_its_members_too() {
         let steps = explained["steps"].as_array().unwrap();
         assert_eq!((&explained["model"], &explained["outcome"], steps.len()), (&json!("chain"), &json!("answered"), 2));
         assert_eq!((&steps[1]["model"], &steps[1]["batch"]["gpu"]), (&json!("double"), &json!(2)));
-        // 5 ms, and of the 15 that both leave over so much as is due to one that another follows; the clock stands still.
+        // 5 ms, and of the 15 that both leave over what is due to one that another follows; the clock stands still.
         let deadlines = [0, 1].map(|step| steps[step]["microseconds_since_arrival"]["deadline"].as_f64().unwrap());
         assert_eq!(deadlines, [5_000.0 + 15_000.0 * 1.4 / 2.4, 25_000.0]);
 

@@ -1,0 +1,302 @@
+//! Answers that are kept for whoever asks the same (`response_cache { enable: true }` of a model), and questions that
+//! wait for the answer to an equal one. No IO, no clock.
+//!
+//! A [`Question`] is a digest of all that decides an answer: which load of the model is asked, and for what. Whoever
+//! has one asks by [`Cache::ask`]: it is told the answer, or to wait, or that it is its turn to ask the model. The
+//! [`Asking`] of whoever has a turn ends in an answer that all get who wait, or, dropped, in the turn of one of them:
+//! an error is nobody else's. Answers of a former load are not looked for: they have other questions, and go when room
+//! is needed.
+//!
+//! Whoever asks the model has an earlier deadline than those who wait for it, so that nobody misses its own by waiting.
+//!
+//! `quick_cache` keeps what is asked for again (S3-FIFO): a client that asks for ever new things takes the place of
+//! what was asked for once, and not of what is asked for often.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    mem,
+    rc::Rc,
+};
+
+use bytes::Bytes;
+use frontend::{request::Place, rope::Rope, tasks::Reply};
+use highway::{HighwayHash as _, HighwayHasher, Key};
+use proto::Timestamp;
+use quick_cache::{Weighter, unsync};
+use tokio::sync::oneshot;
+
+/// What an entry takes besides the bytes of its answer: its key, its place, and what says how long the parts are.
+const ENTRY_BYTES: usize = 256;
+/// Answers for which there is room from the start; for more it is made when they come.
+const ENTRIES_AT_FIRST: usize = 1024;
+
+/// All that decides an answer, as a digest that nobody outside can aim at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Question([u64; 2]);
+
+/// Makes questions of one process. The key is secret and new at each start, so that no client can find two requests
+/// with one digest. HighwayHash takes a tenth of a nanosecond for each byte, a tenth of what cryptographic digests take
+/// that are as wide.
+#[derive(Clone, Copy)]
+pub struct Digester(Key);
+
+/// An answer without what was only its asker's.
+#[derive(Debug, Clone)]
+pub struct Kept {
+    outputs: Rc<[Bytes]>,
+    shapes: Rc<[Vec<usize>]>,
+    /// As in [`Reply`].
+    pub rows: usize,
+}
+
+/// What there is to do about a question.
+pub enum Turn {
+    /// It has been answered.
+    Answered(Kept),
+    /// Somebody asks already.
+    Wait(Waiting),
+    /// The model is to be asked.
+    Ask(Asking),
+}
+
+/// Somebody's turn to ask the model; dropped without an answer, it is the next one's.
+pub struct Asking {
+    cache: Rc<Cache>,
+    question: Question,
+    until: Timestamp,
+}
+
+/// Waits for the answer to an equal question, or for the turn to ask it; dropping it gives up.
+pub struct Waiting {
+    cache: Rc<Cache>,
+    question: Question,
+    place: (Timestamp, u64),
+    word: oneshot::Receiver<Word>,
+}
+
+/// What somebody who waits is told.
+enum Word {
+    Answered(Kept),
+    YourTurn(Asking),
+}
+
+/// All answers that are kept, and all questions that are being asked.
+pub struct Cache(RefCell<State>);
+
+struct State {
+    kept: unsync::Cache<Question, Kept, Weight>,
+    /// Bytes; 0: nothing is kept and nobody waits.
+    max: usize,
+    asked: HashMap<Question, Asked>,
+    waiters: u64,
+}
+
+/// A question that is being asked.
+#[derive(Default)]
+struct Asked {
+    /// The deadlines of those who ask, each as often as there are.
+    askers: BTreeMap<Timestamp, usize>,
+    /// Those who wait, by their deadlines and then in the order in which they came.
+    waiting: BTreeMap<(Timestamp, u64), oneshot::Sender<Word>>,
+}
+
+#[derive(Clone)]
+struct Weight;
+
+impl Weighter<Question, Kept> for Weight {
+    fn weight(&self, _: &Question, kept: &Kept) -> u64 {
+        kept.bytes() as u64
+    }
+}
+
+impl Digester {
+    /// With this secret.
+    #[must_use]
+    pub fn new(secret: [u64; 4]) -> Self {
+        Self(Key(secret))
+    }
+
+    /// The question of these numbers, these inputs in any order, and these pictures in theirs.
+    #[must_use]
+    pub fn question(self, numbers: &[u64], inputs: &[(Place, Rope)], pictures: &[Rope]) -> Question {
+        let mut hasher = HighwayHasher::new(self.0);
+        let mut head: Vec<u8> = Vec::with_capacity(64);
+        head.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        let mut number = |number: usize| head.extend_from_slice(&(number as u64).to_le_bytes());
+        number(numbers.len());
+        let mut sorted: Vec<&(Place, Rope)> = inputs.iter().collect();
+        sorted.sort_unstable_by_key(|(place, _)| place.input);
+        number(sorted.len());
+        // Each length stands before what it is of, so that no two requests are the same bytes.
+        for (Place { input, shape, rows: _ }, data) in &sorted {
+            number(*input);
+            number(shape.len());
+            shape.iter().for_each(|dim| number(*dim));
+            number(data.len());
+        }
+        number(pictures.len());
+        pictures.iter().for_each(|picture| number(picture.len()));
+        hasher.append(&head);
+        sorted.into_iter().map(|(_, data)| data).chain(pictures).flat_map(Rope::pieces).for_each(|p| hasher.append(p));
+        Question(hasher.finalize128())
+    }
+}
+
+impl Kept {
+    /// Of a reply.
+    #[must_use]
+    pub fn of(reply: &Reply) -> Self {
+        // What lies in a larger buffer would keep all of that.
+        let outputs = reply.outputs.iter().map(|output| Bytes::copy_from_slice(output)).collect();
+        Self { outputs, shapes: reply.shapes.clone().into(), rows: reply.rows }
+    }
+
+    /// The outputs, as in [`Reply`].
+    #[must_use]
+    pub fn outputs(&self) -> Vec<Bytes> {
+        self.outputs.to_vec()
+    }
+
+    /// The shapes, as in [`Reply`].
+    #[must_use]
+    pub fn shapes(&self) -> Vec<Vec<usize>> {
+        self.shapes.to_vec()
+    }
+
+    /// Bytes that it takes.
+    fn bytes(&self) -> usize {
+        bytes_of(&self.outputs, &self.shapes)
+    }
+}
+
+/// Bytes that an answer takes when it is kept.
+fn bytes_of(outputs: &[Bytes], shapes: &[Vec<usize>]) -> usize {
+    let shapes = shapes.iter().map(|shape| mem::size_of_val(&shape[..]) + mem::size_of::<Vec<usize>>());
+    let outputs = outputs.iter().map(|output| output.len() + mem::size_of::<Bytes>());
+    ENTRY_BYTES + shapes.sum::<usize>() + outputs.sum::<usize>()
+}
+
+impl Cache {
+    /// Nothing yet, and of answers so many bytes at most; with 0 it is off.
+    #[must_use]
+    pub fn new(max: usize) -> Rc<Self> {
+        let kept = unsync::Cache::with_weighter(ENTRIES_AT_FIRST, max as u64, Weight);
+        Rc::new(Self(RefCell::new(State { kept, max, asked: HashMap::new(), waiters: 0 })))
+    }
+
+    /// Whether anything can be kept.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.0.borrow().max > 0
+    }
+
+    /// Bytes of all answers that are kept.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.borrow().kept.weight()
+    }
+
+    /// Somebody whose deadline is `until` has this question.
+    pub fn ask(self: &Rc<Self>, question: Question, until: Timestamp) -> Turn {
+        let mut state = self.0.borrow_mut();
+        if let Some(kept) = state.kept.get(&question) {
+            return Turn::Answered(kept.clone());
+        }
+        let number = state.waiters;
+        state.waiters += 1;
+        let asked = state.asked.entry(question).or_default();
+        if asked.askers.first_key_value().is_some_and(|(asker, _)| *asker <= until) {
+            let (sender, word) = oneshot::channel();
+            asked.waiting.insert((until, number), sender);
+            return Turn::Wait(Waiting { cache: Rc::clone(self), question, place: (until, number), word });
+        }
+        *asked.askers.entry(until).or_default() += 1;
+        Turn::Ask(Asking { cache: Rc::clone(self), question, until })
+    }
+
+    /// Somebody asks no longer. If nobody else does whose deadline is as early, it is the turn of one who waits: of
+    /// those with the earliest deadline, whoever came first.
+    fn handle_asked(self: &Rc<Self>, question: Question, until: Timestamp) {
+        let (until, sender) = {
+            let mut state = self.0.borrow_mut();
+            let Some(asked) = state.asked.get_mut(&question) else { return };
+            match asked.askers.get_mut(&until) {
+                Some(count @ 2..) => *count -= 1,
+                _ => drop(asked.askers.remove(&until)),
+            }
+            let first = asked.askers.first_key_value().map(|(until, _)| *until);
+            let is_next = |until: Timestamp| first.is_none_or(|first| first > until);
+            match asked.waiting.first_entry().filter(|waiting| is_next(waiting.key().0)) {
+                Some(waiting) => {
+                    let ((until, _), sender) = waiting.remove_entry();
+                    asked.askers.insert(until, 1);
+                    (until, sender)
+                }
+                None if first.is_none() => {
+                    state.asked.remove(&question);
+                    return;
+                }
+                None => return,
+            }
+        };
+        // Whoever has gone has left the queue, too.
+        drop(sender.send(Word::YourTurn(Asking { cache: Rc::clone(self), question, until })));
+    }
+}
+
+impl Asking {
+    /// The model has answered so.
+    pub fn answered(self, reply: &Reply) {
+        let waiting = {
+            let mut state = self.cache.0.borrow_mut();
+            let waiting = state.asked.get_mut(&self.question).map(|asked| mem::take(&mut asked.waiting));
+            let waiting = waiting.unwrap_or_default();
+            // What is larger than all that may be kept takes nobody's place.
+            let is_kept = bytes_of(&reply.outputs, &reply.shapes) <= state.max;
+            if !is_kept && waiting.is_empty() {
+                return;
+            }
+            let kept = Kept::of(reply);
+            if is_kept {
+                state.kept.insert(self.question, kept.clone());
+            }
+            waiting.into_values().map(move |sender| (sender, kept.clone())).collect::<Vec<_>>()
+        };
+        for (sender, kept) in waiting {
+            // Whoever has gone needs no answer.
+            let _ = sender.send(Word::Answered(kept));
+        }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.cache.handle_asked(self.question, self.until);
+    }
+}
+
+impl Waiting {
+    /// Waits for word: the answer, or the turn to ask.
+    pub async fn wait(mut self) -> Turn {
+        match (&mut self.word).await {
+            Ok(Word::Answered(kept)) => Turn::Answered(kept),
+            Ok(Word::YourTurn(asking)) => Turn::Ask(asking),
+            Err(_) => unreachable!("who waits is told, or goes"),
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(asked) = self.cache.0.borrow_mut().asked.get_mut(&self.question) {
+            asked.waiting.remove(&self.place);
+        }
+        // Word that came and was not heard: a turn is dropped with it, and so passed on.
+        self.word.close();
+        drop(self.word.try_recv());
+    }
+}
+
+#[cfg(test)]
+mod tests;
