@@ -33,6 +33,7 @@ Errors begin with Triton's words where its clients look for them, and go on with
 | names of files for the log and for traces | the operator's | `trace_file` is the operator's, too (`[trace]`); the log goes to stderr |
 | `log_format`; `log_frequency` and `TENSORS` of traces | change lines, files and traces | are remembered; times are as in ISO 8601 anyway, traces are written at once and have no tensors |
 | `nv_inference_pending_request_count` | requests that do not run yet | requests without an answer yet |
+| `response_cache` without `--cache-config` | changes nothing | [is obeyed](configuration.md#answers-that-are-kept), within `cache_bytes`; equal requests at once are asked once |
 | `nv_gpu_*`, `nv_energy_consumption` | of the host's GPUs, beside the other metrics | of the GPUs that a backend has opened, at an address of its own ([`admin`](gpu.md#what-to-watch)); the energy is counted from then on |
 | bodies of other calls than inferences | as large as those | 64 KiB |
 | files that a load brings along (`file:..`) | are served | are, where [`load_files`](configuration.md#profiles-and-loading) says so; `<version>/<file>` only, and no programs |
