@@ -377,7 +377,7 @@ fn default_client_untaken_bytes_max() -> usize {
     default_untaken_bytes_max() / 4
 }
 
-/// An eighth of the memory at most.
+/// A 32nd of the memory at most.
 fn default_cache_bytes() -> usize {
     Shares::here().cache_bytes
 }

@@ -1,6 +1,6 @@
 //! Defaults that follow the memory there is. Beyond a control group's bound the kernel ends processes, whoever has
-//! taken what; so each of these is an eighth of the memory at most, and so is the least arena. What is left is for the
-//! roles, for models, and for other members in the same group.
+//! taken what; so each of these is an eighth of the memory at most, and so is the least arena; with answers that are
+//! kept they are half of it. What is left is for the roles, for models, and for other members in the same group.
 
 use frontend::arena::ARENA_BYTES_MIN;
 use transport::Memory;
@@ -37,13 +37,16 @@ impl Shares {
     #[must_use]
     pub fn of(memory: Option<&Memory>) -> Self {
         let eighth = |most: usize| memory.map_or(most, |memory| memory.eighth_of(most));
-        Self {
+        let shares = Self {
             connections_max: (eighth(1024 * CONNECTION_BYTES) / CONNECTION_BYTES).max(CONNECTIONS_LEAST),
             untaken_bytes_max: eighth(512 << 20),
             bodies_bytes_max: eighth(512 << 20),
-            cache_bytes: eighth(64 << 20),
+            cache_bytes: eighth(256 << 20) / 4,
             arena_bytes: eighth(ARENA_BYTES_MIN),
-        }
+        };
+        // Where memory is short answers that are kept take their part from those that are not taken in.
+        let over = memory.map_or(0, |memory| shares.bytes().saturating_sub(4 * memory.eighth_of(usize::MAX)));
+        Self { untaken_bytes_max: shares.untaken_bytes_max - over.min(shares.cache_bytes), ..shares }
     }
 
     /// What clients may take up of a frontend by these, and of the least arena.
@@ -66,7 +69,7 @@ mod tests {
         assert_eq!(Shares::of(Some(&memory(4 << 30))), plenty);
         let short = Shares::of(Some(&memory(300 << 20)));
         assert_eq!((short.connections_max, short.bodies_bytes_max), (75, 300 << 17));
-        assert!(short.bytes() <= 188 << 20, "three eighths of it are for others");
+        assert!(short.bytes() <= 150 << 20, "half of it is for others");
         assert_eq!(Shares::of(Some(&memory(1 << 20))).connections_max, CONNECTIONS_LEAST);
     }
 }
