@@ -131,7 +131,7 @@ async fn load_model(call: Call<'_>) -> Response<Body> {
         let message = call.messages(codings.request?, max).only().await?;
         let (bytes, charge) = message.decompressed(&service.pool).await?;
         let too_many = |error| Status::invalid_argument(format!("the request: {error}"));
-        outline::check_fields(&bytes, loads::PARAMETERS_MAX).map_err(too_many)?;
+        outline::check_load(&bytes, loads::PARAMETERS_MAX).map_err(too_many)?;
         let question = if bytes.len() <= AT_ONCE_BYTES_MAX {
             Asked::decode(bytes)
         } else {
