@@ -1,6 +1,7 @@
 //! The `downbeat` binary: dispatches subcommands, nothing else.
 #![forbid(unsafe_code)]
 
+mod asking;
 mod config_file;
 mod doctor;
 mod draining;

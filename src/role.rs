@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
+use backend::executor::Programs;
 use gateway::service::SetLogLevel;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
@@ -24,6 +25,7 @@ use tracing_subscriber::{
 };
 
 use crate::{
+    asking::Asking,
     config_file::read_config,
     panics,
     signals::{self, Ask},
@@ -150,7 +152,8 @@ pub(crate) fn frontend(args: &Args) -> Result<()> {
 pub(crate) fn backend(args: &Args) -> Result<()> {
     let (_, _log) = init_logging(args.log_format);
     let config = args.start()?;
-    Ok(backend::drive::run(&config, &*stop_flag()?)?)
+    let programs = Programs::default().asking(Asking::of(&config)?);
+    Ok(backend::drive::run_with(&config, programs, &*stop_flag()?)?)
 }
 
 /// Is set when a signal asks this process to end.

@@ -2,6 +2,8 @@
 //! nothing else. They are Python without any package, since this must run where there is no other one.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
+#[path = "programs/calls.rs"]
+mod calls;
 #[path = "common/http.rs"]
 mod http;
 #[path = "programs/python.rs"]
@@ -442,7 +444,7 @@ fn as_many_processes_as_gpus() {
     let executor: Arc<dyn Executor> = {
         let model = odd.model();
         let repository::Executor::Process { program, .. } = &model.executor else { panic!("{model:?}") };
-        Arc::new(Process::load(&model, program, 2, &odd.programs).unwrap())
+        Arc::new(Process::load(&model, program, (2, false), &odd.programs).unwrap())
     };
     assert_eq!(odd.lives(), 2);
     thread::scope(|scope| {

@@ -1,6 +1,7 @@
 //! A backend's configuration file, and what it says about where models go.
 
 mod gpus;
+mod lanes;
 pub mod onnxruntime;
 
 use std::{collections::BTreeMap, path::PathBuf};
@@ -15,6 +16,7 @@ use transport::{Address, NetworkConfig};
 
 use crate::error::BackendError;
 pub use gpus::{GpuName, Gpus};
+pub use lanes::Lanes;
 pub use onnxruntime::OnnxRuntime;
 use onnxruntime::Provider;
 
@@ -65,6 +67,10 @@ pub struct Config {
     /// mean nothing.
     #[serde(default = "one")]
     pub gpus: Gpus,
+    /// Where models run that call others, beside the GPUs: as many as there are processes of such models, unless this
+    /// says otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<u32>,
     /// Whether other backends use these GPUs, too; all of them must say so, and predictions will be worse.
     #[serde(default)]
     pub share_gpu: bool,

@@ -42,7 +42,7 @@ use repository::{Model, Precision, Processor, Refused, Stamps, Store};
 use transport::{Address, Clock, EndpointConfig};
 
 use crate::{
-    config::{self, Config, GpuName, OnnxRuntime, Placed, is_on_gpus},
+    config::{self, Config, GpuName, Lanes, OnnxRuntime, Placed, is_on_gpus},
     error::{BackendError, ExecutorError},
     executor::{
         self, Loaded, OnGpus, Programs,
@@ -77,7 +77,15 @@ const NOT_LOADED_MAX: usize = 64;
 /// If the configuration, the repository or a model is wrong, or the network cannot be opened. A scheduler that cannot
 /// be reached is no error: it is tried again and again.
 pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
-    run_on(config, stop, Box::new(real_driver))
+    run_with(config, Programs::default(), stop)
+}
+
+/// [`run`], with programs that may ask other models.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(config: &Config, programs: Programs, stop: &AtomicBool) -> Result<(), BackendError> {
+    serve(config, (programs, Box::new(real_driver)), stop)
 }
 
 /// [`run`], with GPUs that are opened in another way.
@@ -85,13 +93,22 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), BackendError> {
 /// # Errors
 /// As [`run`].
 pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Result<(), BackendError> {
+    serve(config, (Programs::default(), open), stop)
+}
+
+fn serve(
+    config: &Config,
+    (programs, open): (Programs, Box<OpenDriver>),
+    stop: &AtomicBool,
+) -> Result<(), BackendError> {
     let clock = Clock::start();
     let (schedulers, secrets) = (config.scheduler_list()?, config.network.secrets()?);
     tracing::info!(name = config.network.member_name(), "the backend starts");
     let stamps = Stamps::of(&config.repository)?;
     let found = repository::load(&config.repository)?.checked(config.strict)?;
     let ensembles = found.ensembles.clone();
-    let models = config.place(found)?;
+    let mut models = config.place(found)?;
+    let lanes = Lanes::of(config, &mut models)?;
     let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
     let vitals = Vitals::default();
     let name = config.network.member_name();
@@ -99,7 +116,10 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
     vitals.set_ready(Err("models are loaded"));
     let devices = Devices::new(config, open, opened)?;
-    let means = Means { clock, programs: Programs::default(), devices, turns: Turns::default() };
+    if !lanes.is_empty() {
+        programs.prepare_to_ask();
+    }
+    let means = Means { clock, programs, devices, turns: Turns::default(), lanes };
     open_gpus(&means.devices, &models)?;
     let uses_gpus = config.executor == Processor::Cuda || models.iter().any(|placed| is_on_gpus(&placed.model));
     // A model that clients unload, or have yet to load, may be loaded whatever happened meanwhile.
@@ -109,13 +129,13 @@ pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Resu
     config.check_pinned(models.iter().map(|model| model.claim()))?;
     let store = config.load_files.as_deref().map(Store::open).transpose()?;
     let loader = Loader::start(config.clone(), store, means.clone()).map_err(BackendError::Thread)?;
-    let gpus = Gpus::start(clock, config.gpus.count() as usize, uses_gpus).map_err(BackendError::Thread)?;
+    let gpus = Gpus::start(clock, means.lanes.with_gpus() as usize, uses_gpus).map_err(BackendError::Thread)?;
     let copies = config.memory_pages()?.map_or(0, |_| config.gpus.count() as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
-    let Means { devices, turns, .. } = &means;
+    let Means { devices, turns, lanes, .. } = &means;
     let heart = vitals.heart("network");
     let vital = (&vitals, &heart);
-    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, vital };
+    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, lanes, vital };
     reduce_timer_slack();
     let (mut backoff, mut is_drained) = (Backoff::new(BACKOFF_MIN, BACKOFF_MAX), false);
     for number in 0.. {

@@ -57,7 +57,9 @@ pub fn load(
         }
         repository::Executor::Onnx { file, batching, .. } => Arc::new(Onnx::load(model, file, batching)?),
         repository::Executor::Process { program, .. } => {
-            Arc::new(Process::load(model, program, gpu_indexes.len(), programs)?)
+            // Lanes come behind the GPUs.
+            let has_lanes = gpu_indexes.iter().all(|&index| index >= gpus.count());
+            Arc::new(Process::load(model, program, (gpu_indexes.len(), has_lanes), programs)?)
         }
         repository::Executor::Ensemble(_) => {
             return Err(ExecutorError(format!(

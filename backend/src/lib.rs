@@ -4,6 +4,7 @@
 //! pushes the outputs back.
 #![deny(unsafe_code)]
 
+pub mod calls;
 pub mod config;
 pub mod core;
 pub mod drive;

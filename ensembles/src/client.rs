@@ -22,7 +22,8 @@ pub fn start(config: Config) -> Result<Client, FrontendError> {
 }
 
 async fn answer(desk: Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
-    let found = desk.with_model(&infer.model, None, |index, served, _| (index, Rc::clone(&served.model)));
+    let found =
+        desk.with_model(&infer.model, infer.version.as_deref(), |index, served, _| (index, Rc::clone(&served.model)));
     let (index, face) = found?;
     if face.ensemble().is_none() {
         return client::answer(desk, infer).await;

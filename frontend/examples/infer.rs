@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         data: vec![0; tensor.bytes()].into(),
     };
     let inputs = model.inputs.iter().map(zeros).collect();
-    let inferred = client.infer_blocking(Infer { model: name.clone(), inputs, slo: None })?;
+    let inferred = client.infer_blocking(Infer { model: name.clone(), version: None, inputs, slo: None })?;
 
     for output in &inferred.outputs {
         println!("{}: {} {:?}, {} bytes", output.name, output.datatype, output.shape, output.data.len());

@@ -36,6 +36,8 @@ pub struct Client {
 pub struct Infer {
     /// The model's name.
     pub model: String,
+    /// Its version; as the model's policy has it if `None`.
+    pub version: Option<String>,
     /// All inputs of the model, in any order.
     pub inputs: Vec<InputTensor>,
     /// The latency objective; the model's own if `None`. `ENDLESS` if it has none.
@@ -177,8 +179,9 @@ async fn take_calls(desk: Rc<Desk>, mut calls: mpsc::Receiver<Call>, by: Answer)
 /// # Errors
 /// Why there is no answer.
 pub async fn answer(desk: Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
-    let Infer { model, inputs, slo } = infer;
-    let (index, model) = desk.with_model(&model, None, |index, served, _| (index, Rc::clone(&served.model)))?;
+    let Infer { model, version, inputs, slo } = infer;
+    let (index, model) =
+        desk.with_model(&model, version.as_deref(), |index, served, _| (index, Rc::clone(&served.model)))?;
     let checked = request::check(&model, index, inputs, objective(&model, slo)?)?;
     Ok(Inferred::of(&model, &desk.submit(&checked)?.wait().await?))
 }

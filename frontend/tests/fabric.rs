@@ -329,7 +329,7 @@ fn request(rows: usize, number: u8) -> (Infer, Vec<u8>) {
     let digests = bytes.chunks(INPUT_BYTES).flat_map(digest).flat_map(u64::to_le_bytes).collect();
     let (name, datatype, shape) = ("image".to_owned(), DataType::Uint8, vec![rows, INPUT_BYTES]);
     let inputs = vec![InputTensor { name, datatype, shape, data: bytes.into() }];
-    (Infer { model: "m".to_owned(), inputs, slo: None }, digests)
+    (Infer { model: "m".to_owned(), version: None, inputs, slo: None }, digests)
 }
 
 async fn is_served(client: &Client, rows: usize, number: u8) {

@@ -5,8 +5,11 @@
 //! do not differ between requests, a batch is one group. A program answers its tasks in groups of its own, since
 //! outputs may differ in shape where inputs do not, and some tasks may fail.
 //!
-//! Nothing that a program says is believed: a line has a bound, and places are checked against the area that the
-//! program may write.
+//! While it runs a batch a program may call other models, several at once. The tensors of a call, and of its answer,
+//! follow their line as bytes: nobody knows beforehand how large they are.
+//!
+//! Nothing that a program says is believed: a line has a bound, places are checked against the area that the program
+//! may write, and the bytes behind a call are counted before they are read.
 
 use std::borrow::Cow;
 
@@ -31,6 +34,8 @@ pub enum ToProgram {
     Complete(Box<CompleteTold>),
     /// A batch to run. The next one comes when this one is answered.
     Batch(Batch),
+    /// What became of a call. It may be one of a batch that has been answered.
+    Called(Called),
 }
 
 /// What a program says.
@@ -60,6 +65,62 @@ pub enum FromProgram {
         /// Why.
         reason: String,
     },
+    /// Another model is to be asked.
+    Call(Call),
+}
+
+/// What another model is to be asked. Its tensors' bytes follow the line, one tensor after another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Comes back with the answer.
+    pub id: u64,
+    /// The model or ensemble.
+    pub model: String,
+    /// Its version; as requests without one if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// The outputs that are wanted; all if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<String>,
+    /// The latency objective; the model's own if it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_us: Option<u64>,
+    /// All that the model is given.
+    pub inputs: Vec<Carried>,
+}
+
+/// What became of a call. Its tensors' bytes follow the line, one tensor after another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Called {
+    /// The call's.
+    pub id: u64,
+    /// What the model has answered; nothing if it has not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<Carried>,
+    /// Why it has not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// A tensor whose bytes follow the line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// Its name.
+    pub name: String,
+    /// As the Open Inference Protocol spells it.
+    pub datatype: String,
+    /// With the dimension for tasks, if the model has it.
+    pub shape: Vec<usize>,
+    /// How long it is, in the form of [`Placed::bytes`].
+    pub bytes: usize,
+}
+
+impl Call {
+    /// Bytes that follow its line; `None` if that is no number that there is.
+    #[must_use]
+    pub fn bytes(&self) -> Option<usize> {
+        self.inputs.iter().try_fold(0usize, |sum, input| sum.checked_add(input.bytes))
+    }
 }
 
 /// A model, as its program is told of it.
@@ -251,6 +312,15 @@ impl Lines {
         }
     }
 
+    /// So many bytes that follow the line before, if all of them are there.
+    pub fn poll_bytes(&mut self, count: usize) -> Option<Vec<u8>> {
+        (self.bytes.len() >= count).then(|| {
+            let rest = self.bytes.split_off(count);
+            self.seen = 0;
+            std::mem::replace(&mut self.bytes, rest)
+        })
+    }
+
     /// What the socket gave.
     pub fn handle_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
@@ -281,6 +351,16 @@ mod tests {
             Answered { tasks: 1, outputs: vec![], failed: Some("negative".into()) },
         ];
         assert_eq!(FromProgram::parse(done), Ok(FromProgram::Done { id: 7, groups }));
+        let call = br#"{"call": {"id": 3, "model": "m", "inputs":
+            [{"name": "x", "datatype": "FP32", "shape": [1], "bytes": 4}]}}"#;
+        let carried = Carried { name: "x".into(), datatype: "FP32".into(), shape: vec![1], bytes: 4 };
+        let inputs = vec![carried.clone()];
+        let expected = Call { id: 3, model: "m".into(), version: None, outputs: vec![], timeout_us: None, inputs };
+        assert_eq!(expected.bytes(), Some(4));
+        assert_eq!(FromProgram::parse(call), Ok(FromProgram::Call(expected)));
+        let called = line(&ToProgram::Called(Called { id: 3, outputs: vec![carried], failed: None }));
+        let expected = br#"{"called":{"id":3,"outputs":[{"name":"x","datatype":"FP32","shape":[1],"bytes":4}]}}"#;
+        assert_eq!(called, [&expected[..], b"\n"].concat());
         let group = Group { tasks: 2, inputs: vec![Some(placed), None] };
         let batch = ToProgram::Batch(Batch { id: 7, groups: vec![group] });
         let expected = r#"{"batch":{"id":7,"groups":[{"tasks":2,"inputs":[{"datatype":"FP32","shape":[2,1],"#
@@ -336,6 +416,30 @@ mod tests {
             }
             prop_assert_eq!(found, lines);
             prop_assert!(reader.is_empty());
+        }
+
+        /// A line may have bytes behind it, which look like lines, too.
+        #[test]
+        fn bytes_come_out_behind_their_line(
+            parts in proptest::collection::vec(("[ -~]{0,9}", proptest::collection::vec(any::<u8>(), 0..20)), 0..9),
+            cuts in proptest::collection::vec(1..17usize, 1..40),
+        ) {
+            let all: Vec<u8> = parts.iter().flat_map(|(line, rest)| [line.as_bytes(), b"\n", rest].concat()).collect();
+            let (mut rest, mut cuts, mut reader) = (&all[..], cuts.into_iter().cycle(), Lines::default());
+            for (expected, behind) in &parts {
+                let (mut line, mut bytes) = (None, None);
+                while bytes.is_none() {
+                    line = line.or(reader.poll().unwrap());
+                    bytes = line.as_ref().and_then(|_| reader.poll_bytes(behind.len()));
+                    if bytes.is_none() {
+                        let now = rest.split_off(..cuts.next().unwrap().min(rest.len())).unwrap();
+                        prop_assert!(!now.is_empty(), "there is more");
+                        reader.handle_bytes(now);
+                    }
+                }
+                prop_assert_eq!((line.unwrap(), bytes.unwrap()), (expected.clone().into_bytes(), behind.clone()));
+            }
+            prop_assert!(reader.is_empty() && rest.is_empty());
         }
 
         /// The naive way: in arithmetic that cannot overflow.

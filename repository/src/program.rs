@@ -15,6 +15,8 @@ pub struct Program {
     pub instances: usize,
     /// What it may use of the host.
     pub limits: ProgramLimits,
+    /// Whether it may ask other models while it runs a batch, which it does off the turn of every GPU.
+    pub calls: bool,
 }
 
 /// How a program is started.

@@ -129,6 +129,9 @@ pub(super) struct BackendLayout {
     /// How numbers of type FP32 are multiplied on GPUs, of models that do not say it themselves.
     #[serde(default)]
     pub precision: Precision,
+    /// Where models run that call others; by default as many as such models have processes.
+    #[serde(default)]
+    pub lanes: Option<u32>,
     /// Whether other backends use these GPUs, too.
     #[serde(default)]
     pub share_gpu: bool,
@@ -182,6 +185,7 @@ impl BackendLayout {
             gpus,
             executor,
             precision,
+            lanes: None,
             share_gpu,
             gpu_direct,
             staging_bytes: None,
@@ -658,6 +662,7 @@ impl Wiring {
             executor: this.executor,
             precision: this.precision,
             gpus: gpus.into(),
+            lanes: this.lanes,
             share_gpu: this.share_gpu,
             gpu_direct: this.gpu_direct,
             staging_bytes: this.staging_bytes,

@@ -159,7 +159,12 @@ fn programs_that_link_the_frontend_ask_them_too(up: &Up, repository: &Path) {
             shape: vec![1, BYTES],
             data: data.clone().into(),
         };
-        client.infer_blocking(frontend::Infer { model: model.to_owned(), inputs: vec![input], slo: None })
+        client.infer_blocking(frontend::Infer {
+            model: model.to_owned(),
+            version: None,
+            inputs: vec![input],
+            slo: None,
+        })
     };
     let expected: Vec<u8> = repository::emulated::digest(&data).iter().flat_map(|word| word.to_le_bytes()).collect();
     for (model, name) in [("chain", "image"), ("digest", "x")] {

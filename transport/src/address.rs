@@ -37,6 +37,15 @@ impl Address {
         }
     }
 
+    /// The same host's, with another port.
+    #[must_use]
+    pub fn with_port(&self, port: u16) -> Self {
+        Self(match &self.0 {
+            Kind::Ip(at) => Kind::Ip(SocketAddr::new(at.ip(), port)),
+            Kind::Name { host, .. } => Kind::Name { host: host.clone(), port },
+        })
+    }
+
     /// The name and the port, if there is one to look up.
     #[must_use]
     pub fn name(&self) -> Option<(&str, u16)> {

@@ -184,7 +184,8 @@ impl With<'_> {
             let failed = |version: &str, error: BackendError| {
                 ExecutorError(format!("load failed for model '{name}': version {version}: {error}"))
             };
-            let mut load_one = |placed: Placed| {
+            let mut load_one = |mut placed: Placed| {
+                means.lanes.give(&mut placed);
                 let version = placed.model.version.clone();
                 let placed = choose_engine(config, placed);
                 let tried = probe::one(config, &placed.model, origin).map_err(BackendError::from);

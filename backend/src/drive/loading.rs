@@ -15,7 +15,7 @@ use super::{
     warmup,
 };
 use crate::{
-    config::{Config, Placed, is_on_gpus, onnxruntime::Provider},
+    config::{Config, Lanes, Placed, is_on_gpus, onnxruntime::Provider},
     error::{BackendError, ExecutorError},
     executor::{self, Basis, Executor, Loaded, OnGpus, Programs, gpus::Devices},
     staging::ModelShape,
@@ -31,6 +31,7 @@ pub(crate) struct Means {
     pub(super) programs: Programs,
     pub(super) devices: Arc<Devices>,
     pub(super) turns: Turns,
+    pub(super) lanes: Lanes,
 }
 
 impl Means {
@@ -74,8 +75,12 @@ pub(crate) fn load(
             if let Some(gpu) = gpu_of_trials(&model, &gpu_indexes, config.onnxruntime.provider) {
                 trials.go_to(gpu);
             }
-            warmup::run(&model, &folder, executor.as_ref(), trials)?;
-            costs(config, &model, executor.as_ref(), trials)
+            if calls_others(&model) {
+                unknown_costs(&model)
+            } else {
+                warmup::run(&model, &folder, executor.as_ref(), trials)?;
+                costs(config, &model, executor.as_ref(), trials)
+            }
         }
     };
     let shape = ModelShape::from(&model);
@@ -138,12 +143,21 @@ fn costs(config: &Config, model: &Model, executor: &dyn Executor, trials: &mut T
             let name = &model.name;
             tracing::warn!("model {name}: what it takes is learned from requests, as no sample runs: {error}");
             rows::settle(model, executor, None, trials);
-            // A model of which nothing is known takes what its requests take.
-            let cost = Some(BatchCost { fixed: UNKNOWN, per_task_ppm: BatchCost::PER_TASK_MAX });
-            let profile = profile::in_turn(UNKNOWN, model.max_batch);
-            Costs { profile, cost, basis: Basis::Guess, source: "unknown" }
+            unknown_costs(model)
         }
     }
+}
+
+/// A model of which nothing is known takes what its requests take.
+fn unknown_costs(model: &Model) -> Costs {
+    let cost = Some(BatchCost { fixed: UNKNOWN, per_task_ppm: BatchCost::PER_TASK_MAX });
+    let profile = profile::in_turn(UNKNOWN, model.max_batch);
+    Costs { profile, cost, basis: Basis::Guess, source: "unknown" }
+}
+
+/// Whether it asks models that may not be loaded yet: no sample can be run of it, and it takes what they take.
+fn calls_others(model: &Model) -> bool {
+    matches!(&model.executor, repository::Executor::Process { program, .. } if program.calls)
 }
 
 /// Where it is remembered what batches of a model take; `None` of what is no file, or is said to take some time.

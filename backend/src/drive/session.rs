@@ -27,7 +27,7 @@ use super::{
     turns::{Turns, Wanted},
 };
 use crate::{
-    config::Config,
+    config::{Config, Lanes},
     core::{self, Core, CoreConfig, LAST_WORDS_SPAN, Output},
     error::BackendError,
     executor::{Executor, Loaded, gpus::Devices},
@@ -56,6 +56,7 @@ pub(super) struct Threads<'a> {
     pub(super) loader: &'a Loader,
     pub(super) devices: &'a Devices,
     pub(super) turns: &'a Turns,
+    pub(super) lanes: &'a Lanes,
     /// How this process is, and its network thread.
     pub(super) vital: (&'a Vitals, &'a Heart),
 }
@@ -80,11 +81,11 @@ const LATER_BYTES_MIN: usize = 256 << 10;
 
 /// Room in a staging buffer for each side of a batch of a model that comes later. What nobody writes to takes no memory
 /// unless a network device has it pinned: an eighth of the memory at most.
-fn later_bytes(config: &Config, arm: &Arm) -> usize {
+fn later_bytes((config, gpus): (&Config, usize), arm: &Arm) -> usize {
     let default = || match arm {
         Arm::Verbs(_) => LATER_BYTES_MIN,
         Arm::Soft { .. } => {
-            let sides = 2 * BUFFERS * config.gpus.count() as usize;
+            let sides = 2 * BUFFERS * gpus;
             let most = sides * LATER_BYTES_MAX;
             (Memory::here().map_or(0, |memory| memory.eighth_of(most)) / sides).max(LATER_BYTES_MIN)
         }
@@ -102,19 +103,19 @@ impl<'a> Session<'a> {
         threads: Threads<'a>,
         number: u64,
     ) -> Result<Self, BackendError> {
-        let later_bytes = later_bytes(config, &endpoint.arm);
+        let gpus = threads.lanes.with_gpus() as usize;
+        let later_bytes = later_bytes((config, gpus), &endpoint.arm);
         let mut endpoint = Endpoint::open(EndpointConfig {
             connections_max: config.connections_max,
             read_budget_bytes: config.read_budget_bytes,
             ..endpoint
         })?;
         let shapes = models.iter().map(|model| model.shape).chain(shapes.iter().copied());
-        let staging = Staging::new(config.gpus.count() as usize, &shapes.collect::<Vec<_>>(), later_bytes);
+        let staging = Staging::new(gpus, &shapes.collect::<Vec<_>>(), later_bytes);
         let bytes = staging.bytes();
         let region = Region::allocate(bytes).map_err(|cause| BackendError::Memory { bytes, cause })?;
         staging.populated().for_each(|part| region.populate(part));
         let lkey = endpoint.register(&region, Access::default())?.lkey;
-        let gpus = config.gpus.count() as usize;
         let mut staged = Staged::pinned(region, threads.devices, gpus)?;
         let landings = staged.land(&mut endpoint, threads.devices, (gpus, staging.landing_bytes()));
         let staged = Arc::new(staged);

@@ -6,11 +6,14 @@
 //! cannot be torn away under a batch, and what was copied out of it does not change any more.
 //!
 //! Nothing that a program says is believed. One that breaks the protocol is killed, and fails the batch that it had.
-//! The
-//! thread of a GPU waits for nothing else than the answer; if that does not come, the watchdog has the program killed.
+//! The thread of a GPU waits for nothing else than the answer; if that does not come, the watchdog has the program
+//! killed.
+//!
+//! A program that calls other models ([`calls`]) does so on a lane of its own: no GPU's turn passes while it waits.
 #![allow(clippy::disallowed_methods)] // It drives processes.
 
 mod ask;
+mod calls;
 mod keeper;
 mod launcher;
 mod layout;
@@ -39,9 +42,11 @@ use proto::{
 use repository::{Model, Program};
 
 use crate::{
+    calls::{Callee, Waits},
     error::{ExecutorError, TaskError},
     executor::Executor,
 };
+use calls::{Caller, Calls};
 use keeper::Keeper;
 pub(crate) use launcher::THIS_BINARY;
 pub use launcher::launch_if_asked;
@@ -51,7 +56,7 @@ pub(super) use output::printable;
 /// The longest reason that is taken from a program.
 const REASON_BYTES_MAX: usize = 1_000;
 /// Bytes that are read of a socket at once.
-const READ_BYTES: usize = 4_096;
+const READ_BYTES: usize = 16_384;
 /// Processes of a model end in this time when their backend does.
 const END_TIMEOUT: Duration = Duration::from_secs(6);
 
@@ -60,6 +65,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(6);
 pub struct Programs {
     launcher: String,
     census: Arc<Census>,
+    /// Whom they may ask, if anybody, and who waits for whom.
+    callee: Option<Arc<dyn Callee>>,
+    waits: Waits,
 }
 
 /// How many keepers there are.
@@ -79,7 +87,18 @@ impl Programs {
     /// Started by another binary, which must call [`launch_if_asked`], as that of a test cannot.
     #[must_use]
     pub fn launched_by(launcher: &str) -> Self {
-        Self { launcher: launcher.to_owned(), census: Arc::default() }
+        Self { launcher: launcher.to_owned(), census: Arc::default(), callee: None, waits: Waits::default() }
+    }
+
+    /// The same, which may ask other models by `callee`.
+    #[must_use]
+    pub fn asking(self, callee: Arc<dyn Callee>) -> Self {
+        Self { callee: Some(callee), ..self }
+    }
+
+    /// Models are about to come that ask others.
+    pub(crate) fn prepare_to_ask(&self) {
+        self.callee.iter().for_each(|callee| callee.prepare());
     }
 
     /// Waits until all programs have ended whose executors are dropped, for some seconds at most: each may finish what
@@ -100,6 +119,7 @@ impl Programs {
 /// A model that programs run.
 pub struct Process {
     layout: Arc<Layout>,
+    caller: Caller,
     instances: Vec<Arc<Instance>>,
     /// Tells which of several batches began first.
     batches: AtomicU64,
@@ -140,7 +160,15 @@ struct Busy {
 struct Connection {
     stream: UnixStream,
     memory: File,
-    heard: Mutex<Lines>,
+    talk: Mutex<Talk>,
+}
+
+/// What of the words between them is incomplete.
+#[derive(Debug, Default)]
+struct Talk {
+    heard: Lines,
+    /// The program is to be told this before anything else: answers to calls that it did not wait for.
+    untold: Vec<u8>,
 }
 
 /// Why a batch was not run.
@@ -184,14 +212,15 @@ impl Instance {
 }
 
 impl Process {
-    /// Starts so many processes of `program` for `model`, and waits until they are ready.
+    /// Starts so many processes of `program` for `model`, and waits until they are ready. They may ask other models if
+    /// they run on lanes of their own, which `has_lanes` says.
     ///
     /// # Errors
     /// If one of them cannot be started, says that it cannot load the model, or is not ready in time.
     pub fn load(
         model: &Model,
         program: &Program,
-        processes: usize,
+        (processes, has_lanes): (usize, bool),
         programs: &Programs,
     ) -> Result<Self, ExecutorError> {
         let refused = |cause: String| ExecutorError(format!("model {}: {cause}", model.name));
@@ -203,7 +232,15 @@ impl Process {
             return Err(refused(format!("{found}; lower max_batch_size, max_dims or max_bytes, or raise memory_mb")));
         }
         // Dropped with what it has if one of them fails.
-        let mut process = Self { layout: Arc::clone(&layout), instances: Vec::new(), batches: AtomicU64::new(0) };
+        let callee = match &programs.callee {
+            Some(callee) if has_lanes => Ok(Arc::clone(callee)),
+            Some(_) if program.calls => Err("this backend has no lane for it: raise `lanes`".to_owned()),
+            Some(_) => Err("it runs in a GPU's turn: say so by parameters: calls \"true\"".to_owned()),
+            None => Err("there is nobody to ask".to_owned()),
+        };
+        let caller = Caller::new(model, &programs.waits, callee);
+        let (instances, batches) = (Vec::new(), AtomicU64::new(0));
+        let mut process = Self { layout: Arc::clone(&layout), caller, instances, batches };
         let mut starting = Vec::new();
         for _ in 0..processes.max(1) {
             let keeper = Keeper::start(model, program, &layout, programs);
@@ -243,7 +280,10 @@ impl Process {
     ) -> Result<Vec<TaskError>, ExecutorError> {
         let number = self.batches.fetch_add(1, Ordering::Relaxed);
         let (instance, connection) = self.take(Busy { number, gpu })?;
-        let result = connection.run(&self.layout, number, inputs, outputs);
+        // Those that it would ask may be loaded behind it.
+        let tried = gpu.is_none().then(|| self.caller.without("it is only tried"));
+        let caller = tried.as_ref().unwrap_or(&self.caller);
+        let result = connection.run((&self.layout, caller), number, inputs, outputs);
         let mut state = instance.state();
         state.busy = None;
         match result {
@@ -317,14 +357,13 @@ impl Connection {
     /// tasks that have none, and why.
     fn run(
         &self,
-        layout: &Layout,
+        (layout, caller): (&Layout, &Caller),
         id: u64,
         inputs: &[u8],
         outputs: &mut [u8],
     ) -> Result<Vec<(usize, String)>, Trouble> {
-        let failed = |error: io::Error| Trouble::Broken(format!("the way to it failed: {error}"));
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        if !heard.is_empty() {
+        let mut talk = self.talk.lock().unwrap_or_else(PoisonError::into_inner);
+        if !talk.heard.is_empty() {
             return Err(Trouble::Broken("it wrote more than an answer".to_owned()));
         }
         let placement = layout.place(inputs, |offset, bytes| self.memory.write_all_at(bytes, offset));
@@ -333,11 +372,13 @@ impl Connection {
             return Ok(placement.refused);
         }
         let batch = Batch { id, groups: std::mem::take(&mut placement.groups) };
-        (&self.stream).write_all(&line(&ToProgram::Batch(batch))).map_err(|error| match error.kind() {
+        let mut told = std::mem::take(&mut talk.untold);
+        told.extend(line(&ToProgram::Batch(batch)));
+        (&self.stream).write_all(&told).map_err(|error| match error.kind() {
             io::ErrorKind::BrokenPipe => Trouble::Ended,
             _ => failed(error),
         })?;
-        match read_line(&self.stream, &mut heard)? {
+        match talk.hear_answer(&self.stream, caller)? {
             FromProgram::Done { id: answered, mut groups } if answered == id => {
                 // They are told for each task, so they are short before.
                 let reasons = groups.iter_mut().filter_map(|group| group.failed.as_mut());
@@ -350,28 +391,62 @@ impl Connection {
             FromProgram::Done { id: other, .. } | FromProgram::Failed { id: other, .. } => {
                 Err(Trouble::Broken(format!("it answered batch {other}, expected {id}")))
             }
-            FromProgram::Ready { .. } | FromProgram::Refused(_) | FromProgram::Config(_) => {
+            FromProgram::Ready { .. } | FromProgram::Refused(_) | FromProgram::Config(_) | FromProgram::Call(_) => {
                 Err(Trouble::Broken("it said that it has started, expected an answer".to_owned()))
             }
         }
     }
 }
 
-/// What the program says next.
-fn read_line(mut stream: &UnixStream, heard: &mut Lines) -> Result<FromProgram, Trouble> {
-    let mut bytes = [0; READ_BYTES];
-    loop {
-        if let Some(line) = heard.poll()? {
-            return Ok(FromProgram::parse(&line)?);
-        }
-        match stream.read(&mut bytes) {
-            Ok(0) => return Err(Trouble::Ended),
-            Ok(read) => heard.handle_bytes(&bytes[..read]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(Trouble::Ended),
-            Err(error) => return Err(Trouble::Broken(format!("it cannot be heard: {error}"))),
+impl Talk {
+    /// What the program says next that is no call. Calls are made meanwhile, and answered.
+    fn hear_answer(&mut self, stream: &UnixStream, caller: &Caller) -> Result<FromProgram, Trouble> {
+        let mut calls = Calls::of(caller);
+        loop {
+            match calls.awaits() {
+                Some(bytes) => {
+                    if let Some(bytes) = self.heard.poll_bytes(bytes) {
+                        calls.handle_bytes(bytes).map_err(failed)?;
+                        continue;
+                    }
+                }
+                None => {
+                    if let Some(line) = self.heard.poll()? {
+                        match FromProgram::parse(&line)? {
+                            FromProgram::Call(call) => calls.handle_call(call)?,
+                            said => {
+                                self.untold = calls.end();
+                                return Ok(said);
+                            }
+                        }
+                        continue;
+                    }
+                }
+            }
+            if calls.is_idle() || calls.wait(stream).map_err(failed)? {
+                self.hear(stream)?;
+            }
         }
     }
+
+    /// Waits for what the program says, and takes it in.
+    fn hear(&mut self, mut stream: &UnixStream) -> Result<(), Trouble> {
+        let mut bytes = [0; READ_BYTES];
+        match stream.read(&mut bytes) {
+            Ok(0) => Err(Trouble::Ended),
+            Ok(read) => {
+                self.heard.handle_bytes(&bytes[..read]);
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(Trouble::Ended),
+            Err(error) => Err(Trouble::Broken(format!("it cannot be heard: {error}"))),
+        }
+    }
+}
+
+fn failed(error: io::Error) -> Trouble {
+    Trouble::Broken(format!("the way to it failed: {error}"))
 }
 
 /// What a program gives as a reason, in one line that is not too long.

@@ -30,6 +30,8 @@ class Backend:
         self._memory = memoryview(mmap.mmap(self._memory_fd, 2 * AREA))
         self._control, self._lines = ours, ours.makefile("rb")
         self._number = 0
+        #: What calls are answered with: outputs by name, or why there are none. Nothing says that there is no answer.
+        self.callee: Callable[[dict, dict[str, np.ndarray]], Any] = lambda call, inputs: "nobody can be asked"
         channel = Channel(theirs, os.dup(self._memory_fd))
 
         def run() -> None:
@@ -55,7 +57,31 @@ class Backend:
         self._control.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self) -> Any:
-        return json.loads(self._lines.readline())
+        """What it says next that is no call."""
+        while "call" in (said := json.loads(self._lines.readline())):
+            call = said["call"]
+            data = [memoryview(self._lines.read(found["bytes"])) for found in call["inputs"]]
+            inputs = {
+                found["name"]: tensors.from_bytes(found["datatype"], found["shape"], of)
+                for found, of in zip(call["inputs"], data)
+            }
+            answer = self.callee(call, inputs)
+            if answer is not None:
+                self.answer(call["id"], answer)
+        return said
+
+    def answer(self, call: int, answer: Any) -> None:
+        if isinstance(answer, str):
+            self._say({"called": {"id": call, "failed": answer}})
+            return
+        told, data = [], b""
+        for name, array in answer.items():
+            datatype = tensors.datatype_of(array.dtype)
+            shape, of = tensors.to_bytes(name, datatype, array)
+            told.append({"name": name, "datatype": datatype, "shape": shape, "bytes": len(of)})
+            data += bytes(of)
+        self._say({"called": {"id": call, "outputs": told}})
+        self._control.sendall(data)
 
     def run(self, *arrays: tuple[str, np.ndarray]) -> Any:
         """The outputs of a batch of one group, or why there are none."""

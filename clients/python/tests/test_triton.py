@@ -242,3 +242,121 @@ def test_lines_of_the_log_have_levels(capfd):
         logger.log(f"as {level.name}", level)
     logger.log("as it is")
     assert capfd.readouterr().err.split("\n")[-3:] == ["as INFO", "as it is", ""]
+
+
+BLS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensors = [pb_utils.Tensor(f"X{n}", tensor.as_numpy()) for n, tensor in enumerate(request.inputs())]
+            asked = pb_utils.InferenceRequest(
+                model_name=b"other", requested_output_names=["Y"], inputs=tensors, model_version=3, timeout=5000
+            )
+            answer = asked.exec()
+            if answer.has_error():
+                raise pb_utils.TritonModelException(answer.error().message())
+            y = pb_utils.get_output_tensor_by_name(answer, "Y").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", y), pb_utils.Tensor("OUTPUT1", -y)]))
+        return responses
+"""
+
+
+def test_a_model_asks_another_and_waits(start):
+    backend = start(BLS, INPUTS, OUTPUTS, CONFIG)
+    asked = []
+
+    def other(call, inputs):
+        asked.append(call)
+        return {"Y": inputs["X0"] * inputs["X1"]}
+
+    backend.callee = other
+    a, b = np.random.default_rng(1).random((2, 3, 4), dtype=np.float32)
+    product, negative = backend.run(("FP32", a), ("FP32", b))
+    np.testing.assert_array_equal(product, a * b)
+    np.testing.assert_array_equal(negative, -(a * b))
+    first = {key: asked[0][key] for key in ("model", "version", "outputs", "timeout_us")}
+    assert len(asked) == 3 and first == {"model": "other", "version": "3", "outputs": ["Y"], "timeout_us": 5000}
+    backend.callee = lambda call, inputs: "it is not there"
+    assert "it is not there" in backend.run(("FP32", a), ("FP32", b))
+    assert backend.close() == 0
+
+
+ASYNC = """
+import asyncio
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        def ask(request, model):
+            return pb_utils.InferenceRequest(model_name=model, inputs=request.inputs()).async_exec()
+
+        asked = [ask(request, model) for request in requests for model in ("first", "second")]
+        left = ask(requests[0], "never")
+        left.close()
+        answers = await asyncio.gather(*asked)
+        responses = []
+        for first, second in zip(answers[::2], answers[1::2]):
+            outputs = [first.output_tensors()[0].as_numpy(), second.output_tensors()[0].as_numpy()]
+            tensors = [pb_utils.Tensor(f"OUTPUT{n}", array) for n, array in enumerate(outputs)]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+
+
+def test_calls_are_under_way_together_and_come_in_any_order(start):
+    backend = start(ASYNC, INPUTS, OUTPUTS, CONFIG)
+    under_way = []
+
+    def other(call, inputs):
+        under_way.append((call, inputs))
+        if call["model"] != "never":
+            return
+        # All have begun by now; the last is answered first.
+        for call, inputs in reversed(under_way[:-1]):
+            backend.answer(call["id"], {"Y": inputs["INPUT0"] * (1 if call["model"] == "first" else 10)})
+
+    backend.callee = other
+    array = np.arange(24, dtype=np.float32).reshape(6, 4)
+    for batch in range(2):
+        under_way.clear()
+        first, second = backend.run(("FP32", array), ("FP32", array))
+        np.testing.assert_array_equal(first, array)
+        np.testing.assert_array_equal(second, 10 * array)
+        # What nobody waits for any more is answered in the next batch, or before it.
+        backend.answer(under_way[-1][0]["id"], {"Y": array})
+    assert backend.close() == 0
+
+
+def test_threads_of_a_model_ask_at_once(start):
+    text = """
+    from concurrent.futures import ThreadPoolExecutor
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.pool = ThreadPoolExecutor(8)
+            request = pb_utils.InferenceRequest(model_name="other")
+            assert "found no batch that runs" in request.exec().error().message()
+
+        def execute(self, requests):
+            def answer(request):
+                inputs = [pb_utils.Tensor("X", request.inputs()[0].as_numpy())]
+                (y,) = pb_utils.InferenceRequest(model_name="other", inputs=inputs).exec().output_tensors()
+                return pb_utils.InferenceResponse([pb_utils.Tensor(f"OUTPUT{n}", y.as_numpy()) for n in range(2)])
+
+            return list(self.pool.map(answer, requests))
+    """
+    backend = start(text, INPUTS, OUTPUTS, CONFIG)
+    assert backend.started == {"ready": {"protocol": 2}}
+    backend.callee = lambda call, inputs: {"Y": inputs["X"] + 1}
+    array = np.arange(32, dtype=np.float32).reshape(8, 4)
+    for _ in range(20):
+        first, _ = backend.run(("FP32", array), ("FP32", array))
+        np.testing.assert_array_equal(first, array + 1)
+    assert backend.close() == 0

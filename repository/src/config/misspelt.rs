@@ -5,7 +5,7 @@ use prost_reflect::MapKey;
 use super::file::{ConfigFile, get};
 
 /// Those that mean something, of whatever model.
-const KNOWN: [&str; 26] = [
+const KNOWN: [&str; 27] = [
     "alone_ms",
     "alpha_ms",
     "batch_elements_max",
@@ -29,6 +29,7 @@ const KNOWN: [&str; 26] = [
     "python",
     "slo_ms",
     "start_timeout_ms",
+    "calls",
     "weights_mb",
     "EXECUTION_ENV_PATH",
     "FORCE_CPU_ONLY_INPUT_TENSORS",

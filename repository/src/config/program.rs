@@ -2,6 +2,8 @@
 
 use std::{
     env,
+    fs::File,
+    io::Read as _,
     path::{Path, PathBuf},
 };
 
@@ -34,8 +36,10 @@ const COUNT_MAX: u64 = 65_536;
 const INSTANCES_MAX: usize = 16;
 
 /// Parameters that say what is started, and what it may use of the host.
-const LAUNCHING: [&str; 7] =
-    ["program", "python", "memory_mb", "files_max", "processes_max", "network", "start_timeout_ms"];
+const LAUNCHING: [&str; 8] =
+    ["program", "python", "memory_mb", "files_max", "processes_max", "network", "start_timeout_ms", "calls"];
+/// So much of a model's file is looked at for calls; more is a file of data.
+const LOOKED_AT_BYTES: u64 = 1 << 20;
 
 /// A program's words: as one, or as a list.
 #[derive(Deserialize)]
@@ -82,8 +86,22 @@ impl ConfigFile<'_> {
         } else {
             Launch::Program(self.words()?)
         };
+        let calls = match self.flag("calls")? {
+            Some(said) => said,
+            None => matches!(&launch, Launch::Python { file, .. } if names_calls(file)),
+        };
         let (folder, instances, limits) = (self.folder.to_owned(), self.instances(), self.program_limits()?);
-        Ok(Program { launch, folder, instances, limits })
+        Ok(Program { launch, folder, instances, limits, calls })
+    }
+
+    /// A parameter that says yes or no.
+    fn flag(&self, key: &str) -> Result<Option<bool>, RepositoryError> {
+        match self.parameter(key).as_deref() {
+            None => Ok(None),
+            Some("false") => Ok(Some(false)),
+            Some("true") => Ok(Some(true)),
+            Some(found) => Err(self.error(key, format_args!("\"{found}\""), "\"true\" or \"false\"")),
+        }
     }
 
     /// What all of `instance_group` counts, which is one each if nothing else is said.
@@ -137,11 +155,7 @@ impl ConfigFile<'_> {
                 }
             },
         };
-        let network = match self.parameter("network").as_deref() {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(found) => return Err(self.error("network", format_args!("\"{found}\""), "\"true\" or \"false\"")),
-        };
+        let network = self.flag("network")?.unwrap_or(false);
         let start = match self.parameter("start_timeout_ms") {
             None => START_SPAN,
             Some(_) => Span::from_millis_f64(self.milliseconds("start_timeout_ms")?),
@@ -160,6 +174,14 @@ impl ConfigFile<'_> {
         let has = |name: &str| self.folder.join(version).join(name).is_file();
         has(PYTHON_FILE) && !has(ONNX_FILE)
     }
+}
+
+/// Whether a model in Python has the words of a call in its file, as Triton's have them.
+fn names_calls(file: &Path) -> bool {
+    let mut text = Vec::new();
+    let read = File::open(file).and_then(|file| file.take(LOOKED_AT_BYTES).read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
+    read.is_ok() && text.contains("InferenceRequest(") && (text.contains(".exec(") || text.contains(".async_exec("))
 }
 
 /// The interpreter of models in Python that name none: that of the virtual environment which has this binary, whose
@@ -296,6 +318,25 @@ mod tests {
     }
 
     #[test]
+    fn a_model_may_call_others_if_its_file_has_the_words_or_a_parameter_says_so() {
+        let repository = tempfile::tempdir().unwrap();
+        let file = repository.path().join("model.py");
+        let found = |text: &[u8]| {
+            fs::write(&file, text).unwrap();
+            names_calls(&file)
+        };
+        assert!(found(b"answer = pb_utils.InferenceRequest(model_name='m', inputs=[x]).exec()"));
+        assert!(found(b"InferenceRequest(\xff)\nawait request.async_exec()"));
+        assert!(!found(b"exec('1 + 1')") && !found(b"InferenceResponse(outputs)") && !found(b""));
+        assert!(!names_calls(&repository.path().join("none.py")));
+        for (said, expected) in [("true", true), ("false", false)] {
+            let config = format!("backend: \"process\" {}", parameter("calls", said));
+            assert_eq!(program(&config, &["3/model"]).calls, expected);
+        }
+        assert!(!program("backend: \"python\"", &["3/model.py"]).calls);
+    }
+
+    #[test]
     fn wrong_parameters_name_what_was_found_and_expected() {
         let cases = [
             ("memory_mb", "0", "memory_mb: found \"0\", expected megabytes of 10^6 bytes, 1 to 1000000"),
@@ -303,6 +344,7 @@ mod tests {
             ("files_max", "3", "files_max: found \"3\", expected 16 to 65536"),
             ("processes_max", "many", "processes_max: found \"many\", expected 1 to 65536"),
             ("network", "yes", "network: found \"yes\", expected \"true\" or \"false\""),
+            ("calls", "some", "calls: found \"some\", expected \"true\" or \"false\""),
             ("start_timeout_ms", "-1", "start_timeout_ms: found \"-1\", expected milliseconds"),
             ("python", "", "python: found \"\", expected a Python interpreter"),
             ("EXECUTION_ENV_PATH", "env.tar.gz", "EXECUTION_ENV_PATH: found \"env.tar.gz\", expected none: name the"),

@@ -260,11 +260,12 @@ fn control_mode(text: &str) -> Result<ModelControlMode, String> {
     }
 }
 
-/// Models that programs run beside the others: each has a GPU for each of its processes.
+/// Models that programs run beside the others: each has a GPU for each of its processes. Those that call others have
+/// lanes.
 fn programs(models: &[Model]) -> Vec<(String, usize)> {
     let instances = |model: &Model| match &model.executor {
-        Executor::Process { program, .. } => Some((model.name.clone(), program.instances)),
-        Executor::Emulated { .. } | Executor::Onnx { .. } | Executor::Ensemble(_) => None,
+        Executor::Process { program, .. } if !program.calls => Some((model.name.clone(), program.instances)),
+        Executor::Process { .. } | Executor::Emulated { .. } | Executor::Onnx { .. } | Executor::Ensemble(_) => None,
     };
     models.iter().filter_map(instances).collect()
 }

@@ -141,7 +141,7 @@ impl Sender {
             data: request.inputs.clone().into(),
         };
         let model = self.models[index % self.models.len()].clone();
-        let result = self.client.infer(Infer { model, inputs: vec![input], slo: None }).await;
+        let result = self.client.infer(Infer { model, version: None, inputs: vec![input], slo: None }).await;
         self.count(request, due, result);
     }
 

@@ -33,7 +33,8 @@ use rustix::{
 use transport::Clock;
 
 use super::{
-    Connection, Instance, Layout, Programs, State, Trouble, excerpt, launcher::Order, layout::bytes_max, output::Output,
+    Connection, Instance, Layout, Programs, State, Talk, Trouble, excerpt, launcher::Order, layout::bytes_max,
+    output::Output,
 };
 
 /// The first wait until a process is started again; each doubles it.
@@ -330,10 +331,10 @@ impl Keeper {
             life.reason = Some("its socket cannot be used twice".to_owned());
             return false;
         };
-        let heard = Mutex::new(std::mem::take(&mut life.heard));
+        let talk = Mutex::new(Talk { heard: std::mem::take(&mut life.heard), untold: Vec::new() });
         life.phase = Phase::Serves;
         let mut state = self.instance.state();
-        state.connection = Some(Arc::new(Connection { stream, memory, heard }));
+        state.connection = Some(Arc::new(Connection { stream, memory, talk }));
         !state.is_over
     }
 }
@@ -430,6 +431,7 @@ fn unready(said: FromProgram) -> String {
         FromProgram::Ready { protocol } => format!("it speaks protocol {protocol}, expected {PROTOCOL}"),
         FromProgram::Refused(reason) => excerpt(&reason),
         FromProgram::Done { .. } | FromProgram::Failed { .. } => "it answered a batch that it was not given".to_owned(),
+        FromProgram::Call(_) => "it called a model before it was ready".to_owned(),
         FromProgram::Config(_) => "it completed a configuration, expected that it is ready".to_owned(),
     }
 }

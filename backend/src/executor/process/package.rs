@@ -1,15 +1,15 @@
-//! The Python package of clients/python, as a file that any Python runs: so a model in Python needs nothing
-//! installed but
-//! numpy, and speaks the protocol of this backend.
+//! The Python package of clients/python, as a file that any Python runs: so a model in Python needs nothing installed
+//! but numpy, and speaks the protocol of this backend.
 
 /// What `python3 FILE` runs.
 const MAIN: &str = "from downbeat.serve import main\n\nmain()\n";
 
 /// The package's files.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("__main__.py", MAIN),
     ("downbeat/__init__.py", include_str!("../../../../clients/python/src/downbeat/__init__.py")),
     ("downbeat/model.py", include_str!("../../../../clients/python/src/downbeat/model.py")),
+    ("downbeat/calls.py", include_str!("../../../../clients/python/src/downbeat/calls.py")),
     ("downbeat/channel.py", include_str!("../../../../clients/python/src/downbeat/channel.py")),
     ("downbeat/serve.py", include_str!("../../../../clients/python/src/downbeat/serve.py")),
     ("downbeat/triton.py", include_str!("../../../../clients/python/src/downbeat/triton.py")),

@@ -12,7 +12,8 @@ pub(super) fn model(inputs: Vec<Tensor>, outputs: Vec<Tensor>, max_batch: usize)
         network: false,
         start: Span::from_millis(10_000),
     };
-    let program = Program { launch: Launch::Program(vec!["none".into()]), folder: ".".into(), instances: 1, limits };
+    let launch = Launch::Program(vec!["none".into()]);
+    let program = Program { launch, folder: ".".into(), instances: 1, limits, calls: false };
     Model {
         name: "model".into(),
         version: "1".into(),

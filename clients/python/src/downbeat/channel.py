@@ -6,7 +6,9 @@ import json
 import mmap
 import os
 import socket
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Union
+from collections import deque
+from threading import Condition
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, TypeVar, Union
 
 PROTOCOL = 2
 #: Letters of all reasons on a line together, and of one. Even escaped they are less than a line may have.
@@ -40,10 +42,27 @@ class Failed(NamedTuple):
 
 
 Answer = Union[Done, Failed]
+Found = TypeVar("Found")
+
+
+class Carried(NamedTuple):
+    """A tensor that goes to another model, or comes from it."""
+
+    name: str
+    datatype: str
+    #: With the dimension for the tasks, if the other model has it.
+    shape: tuple[int, ...]
+    #: Its bytes.
+    data: Any
+
+
+class CallError(Exception):
+    """Why another model has not answered."""
 
 
 class Channel:
-    """Both ends' words, and the memory once the model is known."""
+    """Both ends' words, and the memory once the model is known. Threads of the model may call others at once: whichever
+    waits first reads for all of them."""
 
     def __init__(self, control: socket.socket, memory: int):
         self._control = control
@@ -51,6 +70,15 @@ class Channel:
         self._memory_fd = memory
         self.memory: memoryview = memoryview(b"")
         self._area = (0, 0)
+        #: Guards what is below; notified when anything of it has changed.
+        self._changed = Condition()
+        self._is_read = False
+        self._is_over = False
+        self._batches: deque[dict[str, Any]] = deque()
+        #: Calls of this batch, with what came of them.
+        self._calls: dict[int, Union[None, CallError, list[Carried]]] = {}
+        self._last_call = 0
+        self._has_batch = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Channel":
@@ -75,8 +103,100 @@ class Channel:
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Batches, until the backend wants this process to end."""
-        for line in self._lines:
-            yield json.loads(line)["batch"]
+        while (batch := self._wait(self._next_batch)) is not None:
+            with self._changed:
+                self._has_batch = True
+            yield batch["batch"]
+
+    def _next_batch(self) -> Optional[tuple[Optional[dict[str, Any]]]]:
+        if self._batches:
+            return (self._batches.popleft(),)
+        return (None,) if self._is_over else None
+
+    def call(self, model: str, version: Optional[str], outputs: Sequence[str], timeout_us: int, inputs: list[Carried]) -> int:
+        """Asks another model; `wait_for` yields what comes of it. A timeout of 0 is that of the model."""
+        carried = [(name, datatype, shape, memoryview(data).cast("B")) for name, datatype, shape, data in inputs]
+        with self._changed:
+            if not self._has_batch:
+                raise CallError("found no batch that runs, expected calls within execute")
+            self._last_call += 1
+            number = self._last_call
+            said: dict[str, Any] = {"id": number, "model": model, "outputs": list(outputs)}
+            said["inputs"] = [
+                {"name": name, "datatype": datatype, "shape": shape, "bytes": len(data)}
+                for name, datatype, shape, data in carried
+            ]
+            if version is not None:
+                said["version"] = version
+            if timeout_us > 0:
+                said["timeout_us"] = timeout_us
+            self._calls[number] = None
+            self._say({"call": said})
+            for *_, data in carried:
+                self._control.sendall(data)
+        return number
+
+    def wait_for(self, call: int) -> list[Carried]:
+        """What the other model has answered. Raises `CallError` if it has not."""
+
+        def answer() -> Optional[tuple[Union[CallError, list[Carried]]]]:
+            if call not in self._calls:
+                return (CallError("the batch has ended that it belonged to"),)
+            if self._is_over:
+                return (CallError("the backend is gone"),)
+            return None if self._calls[call] is None else (self._calls.pop(call),)  # type: ignore[return-value]
+
+        found = self._wait(answer)
+        if isinstance(found, CallError):
+            raise found
+        return found
+
+    def _wait(self, find: Callable[[], Optional[tuple[Found]]]) -> Found:
+        """Waits until `find` has found something, in what others read or by reading."""
+        with self._changed:
+            while (found := find()) is None:
+                if self._is_read:
+                    self._changed.wait()
+                    continue
+                self._is_read = True
+                self._changed.release()
+                try:
+                    said = self._read()
+                finally:
+                    self._changed.acquire()
+                    self._is_read = False
+                    self._changed.notify_all()
+                self._take(said)
+            return found[0]
+
+    def _read(self) -> Optional[tuple[dict[str, Any], list[bytes]]]:
+        """The next that the backend says, with the bytes that follow."""
+        line = self._lines.readline()
+        if not line:
+            return None
+        said = json.loads(line)
+        outputs = said.get("called", {}).get("outputs", ())
+        return said, [self._lines.read(output["bytes"]) for output in outputs]
+
+    def _take(self, read: Optional[tuple[dict[str, Any], list[bytes]]]) -> None:
+        if read is None:
+            self._is_over = True
+            return
+        said, data = read
+        called = said.get("called")
+        if called is None:
+            self._batches.append(said)
+        elif called["id"] in self._calls:
+            outputs = zip(called.get("outputs", ()), data)
+            answer = [Carried(found["name"], found["datatype"], tuple(found["shape"]), of) for found, of in outputs]
+            self._calls[called["id"]] = CallError(called["failed"]) if "failed" in called else answer
+
+    def _end_batch(self) -> None:
+        """Calls that nobody waits for any more end with their batch."""
+        with self._changed:
+            self._has_batch = False
+            self._calls.clear()
+            self._changed.notify_all()
 
     def ready(self) -> None:
         self._say({"ready": {"protocol": PROTOCOL}})
@@ -90,11 +210,13 @@ class Channel:
         self._say({"refused": reason[:_REASON_LENGTH_MAX]})
 
     def fail(self, batch: int, reason: str) -> None:
+        self._end_batch()
         self._say({"failed": {"id": batch, "reason": reason[:_REASON_LENGTH_MAX]}})
 
     def answer(self, batch: int, answers: Iterable[Answer]) -> None:
         """Puts outputs into the memory, and says where they are and what became of the other tasks."""
         answers = list(answers)
+        self._end_batch()
         failures = sum(isinstance(answer, Failed) for answer in answers)
         longest = min(_REASON_LENGTH_MAX, _REASONS_LENGTH_MAX // max(failures, 1))
         groups, offset = [], self._area[0]

@@ -217,7 +217,16 @@ def serve(channel: Channel) -> int:
         channel.complete(config)
         return 0
     about = context(told)
-    runner = or_refuse(channel, about.file, lambda: load(about))
+
+    def load_calling() -> Runner:
+        runner = load(about)
+        # It needs numpy, which is told about if it is missing.
+        from downbeat import calls
+
+        calls.use(channel)
+        return runner
+
+    runner = or_refuse(channel, about.file, load_calling)
     if runner is None:
         return 1
     channel.ready()

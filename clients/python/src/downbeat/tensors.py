@@ -28,6 +28,12 @@ DTYPES: dict[str, Any] = {
 _LENGTH_BYTES = 4
 
 
+def datatype_of(dtype: Any) -> str:
+    """The element type of an array; what has no fixed size is BYTES."""
+    dtype = np.dtype(dtype)
+    return next((name for name, known in DTYPES.items() if dtype == known), "BYTES")
+
+
 def from_bytes(datatype: str, shape: Sequence[int], data: memoryview) -> np.ndarray:
     """The array that lies in `data`: a view that cannot be written, or new objects of BYTES."""
     if datatype != "BYTES":

@@ -4,17 +4,20 @@ them. What is here is what such models have in common; what is not has a name al
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import sys
 from enum import Enum
-from typing import Any, Iterable, Iterator, Optional, Sequence, Union
+from typing import Any, Coroutine, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
 
+from downbeat import calls
 from downbeat.channel import Answer, Failed
 from downbeat.model import Context
 from downbeat.serve import Group, done, reason_of
-from downbeat.tensors import DTYPES, from_bytes, to_bytes
+from downbeat.tensors import DTYPES, datatype_of, from_bytes, to_bytes
 
 _NAMES = {**{f"TYPE_{name}": dtype for name, dtype in DTYPES.items()}, "TYPE_STRING": np.object_}
 del _NAMES["TYPE_BYTES"]
@@ -100,26 +103,30 @@ class Tensor:
 
 
 class InferenceRequest:
-    """A request as a model sees it. Here it is one task: a row of what a client has sent."""
+    """A request as a model sees it: one task, a row of what a client has sent. Or one that it asks another model."""
 
     def __init__(
         self,
-        model_name: str = "",
+        model_name: Union[str, bytes] = "",
         requested_output_names: Sequence[str] = (),
         inputs: Sequence[Tensor] = (),
         request_id: str = "",
         correlation_id: Union[int, str] = 0,
         model_version: int = -1,
         flags: int = 0,
+        timeout: int = 0,
         **rest: Any,
     ):
-        self._model_name = _checked("InferenceRequest: model_name", model_name, str)
+        # Triton takes what an input of strings has.
+        self._model_name = model_name.decode() if isinstance(model_name, bytes) else model_name
+        _checked("InferenceRequest: model_name", self._model_name, str)
         self._outputs = [_checked("InferenceRequest: output", name, str) for name in requested_output_names]
         self._inputs = _tensors("InferenceRequest: inputs", inputs)
         self._request_id = _checked("InferenceRequest: request_id", request_id, str)
         self._correlation_id = _checked("InferenceRequest: correlation_id", correlation_id, int, str)
         self._model_version = _checked("InferenceRequest: model_version", model_version, int)
         self._flags = _checked("InferenceRequest: flags", flags, int)
+        self._timeout = _checked("InferenceRequest: timeout", timeout, int)
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -143,7 +150,7 @@ class InferenceRequest:
         return self._flags
 
     def timeout(self) -> int:
-        return 0
+        return self._timeout
 
     def parameters(self) -> str:
         return "{}"
@@ -154,10 +161,34 @@ class InferenceRequest:
     def get_response_sender(self) -> Any:
         raise TritonModelException("decoupled responses: found get_response_sender, expected one response to each request")
 
-    def exec(self, decoupled: bool = False) -> Any:
-        raise TritonModelException("InferenceRequest.exec: models do not call other models here")
+    def exec(self, decoupled: bool = False) -> InferenceResponse:
+        """Asks the model that the request names, and waits for its response."""
+        call = self._begin(decoupled)
+        return call if isinstance(call, InferenceResponse) else _called(call)
 
-    async_exec = exec
+    def async_exec(self, decoupled: bool = False) -> Coroutine[Any, Any, InferenceResponse]:
+        """The same, to be awaited: several may be under way."""
+        call = self._begin(decoupled)
+
+        async def response() -> InferenceResponse:
+            if isinstance(call, InferenceResponse):
+                return call
+            return await asyncio.get_running_loop().run_in_executor(None, _called, call)
+
+        return response()
+
+    def _begin(self, decoupled: bool) -> Union[int, InferenceResponse]:
+        """The call, or why there is none."""
+        if decoupled:
+            raise TritonModelException("InferenceRequest.exec: found decoupled=True, expected one response")
+        if not self._model_name:
+            raise TritonModelException("InferenceRequest.exec: model_name: found none, expected that of a model")
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
+        version = None if self._model_version < 0 else str(self._model_version)
+        try:
+            return calls.begin(self._model_name, inputs, self._outputs, version, self._timeout)
+        except calls.CallError as error:
+            return InferenceResponse(error=TritonError(str(error)))
 
 
 class InferenceResponse:
@@ -174,6 +205,14 @@ class InferenceResponse:
 
     def error(self) -> Optional[TritonError]:
         return self._error
+
+
+def _called(call: int) -> InferenceResponse:
+    """What came of a call."""
+    try:
+        return InferenceResponse([Tensor(name, array) for name, array in calls.wait_for(call).items()])
+    except calls.CallError as error:
+        return InferenceResponse(error=TritonError(str(error)))
 
 
 class LogLevel(Enum):
@@ -231,8 +270,7 @@ def triton_string_to_numpy(name: str) -> Any:
 
 def numpy_to_triton_type(dtype: Any) -> str:
     """`numpy.float32` is `FP32`; what has no fixed size is BYTES."""
-    dtype = np.dtype(dtype)
-    return next((name for name, known in DTYPES.items() if dtype == known), "BYTES")
+    return datatype_of(dtype)
 
 
 def serialize_byte_tensor(tensor: np.ndarray) -> Optional[np.ndarray]:
@@ -321,12 +359,17 @@ class TritonRunner:
         self._about = about
         self._outputs = [output.name for output in about.outputs]
         self._model = kind()
+        #: Of models whose `execute` is a coroutine, once it has run.
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
         if hasattr(self._model, "initialize"):
             self._model.initialize(arguments(about))
 
     def run(self, groups: Sequence[Group]) -> Iterator[Answer]:
         requests = [request for group in groups for request in self._requests(group)]
         responses = self._model.execute(requests)
+        if inspect.isawaitable(responses):
+            self._loop = self._loop or asyncio.new_event_loop()
+            responses = self._loop.run_until_complete(responses)
         if responses is None or len(responses) != len(requests):
             found = "none" if responses is None else len(responses)
             raise TritonModelException(f"execute gave {found} responses, expected {len(requests)}: one for each request")
