@@ -2,6 +2,8 @@
 //! the right answer or a reason. Nothing here asserts how long anything takes.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
+#[path = "cluster/calls.rs"]
+mod calls;
 #[path = "cluster/failover.rs"]
 mod failover;
 #[path = "cluster/files.rs"]

@@ -376,6 +376,25 @@ def of_python(*names, change=lambda models: None):
     return models
 
 
+def python_examples(r):
+    """Those of Triton's Python backend, as its README lays them out; what stands in for the one that needs torch computes
+    the same with numpy."""
+    source = r.state / "python_backend" / "examples"
+    for name, model, config in (
+        ("add_sub", "add_sub/model.py", "add_sub/config.pbtxt"),
+        ("pytorch", "add_sub/model.py", "pytorch/config.pbtxt"),
+        ("bls_sync", "bls/sync_model.py", "bls/sync_config.pbtxt"),
+        ("bls_async", "bls/async_model.py", "bls/async_config.pbtxt"),
+        ("batch_auto_complete", "auto_complete/batch_model.py", None),
+        ("nobatch_auto_complete", "auto_complete/nobatch_model.py", None),
+    ):
+        version = r.models / name / "1"
+        version.mkdir(parents=True)
+        shutil.copy(source / model, version / "model.py")
+        if config:
+            shutil.copy(source / config, version.parent / "config.pbtxt")
+
+
 def bools(models):
     """test.sh makes this one of another, by sed."""
     source = models.pop("identity_fp32").folder
@@ -727,6 +746,15 @@ SUITES = [
             **{f"*.test_triton_grpc_error_{which}": STREAM for which in ("error_on", "multithreaded", "cancel")},
         }),
     ], env=NO_PROBE),
+    Suite("python-examples", "python_backend/examples", python_examples, [
+        Script(f"{name}/{file}", python(f"{name}/{file}"), says=says)
+        for name, file, says in (
+            ("add_sub", "client.py", ("PASS: add_sub",)),
+            ("bls", "sync_client.py", ("PASS: BLS Sync",)),
+            ("bls", "async_client.py", ("PASS: BLS Async",)),
+            ("auto_complete", "client.py", ("PASS: auto_complete",)),
+        )
+    ], env=NO_PROBE),
     Suite("lifecycle-stress", QA + "L0_lifecycle", reload_models, [
         Unit("lifecycle_test.py", tests=("*.test_concurrent_same_model_load_unload_stress",), seconds=400),
     ], triton="--model-control-mode=explicit"),
@@ -746,8 +774,11 @@ NOT_APPLICABLE = {
     "L0_long_running_stress": "needs perf_analyzer and sequences",
     "L0_buffer_attributes, L0_dlpack_*": PYTHON,
     "L0_backend_python/argument_validation": "its model has no input",
-    "L0_backend_python/async_execute, bls, custom_metrics, examples, request_rescheduling":
-        "models do not call other models, or make metrics",
+    "L0_backend_python/async_execute, bls": "need decoupled models, torch, or CUDA's shared memory",
+    "L0_backend_python/custom_metrics": "models make no metrics",
+    "L0_backend_python/request_rescheduling": "a request is not given back to be run again",
+    "python_backend/examples/custom_metrics, decoupled, preprocessing, rate_limiter and others":
+        "make metrics, answer many times, or need torch, JAX or TensorRT",
     "L0_backend_python/decoupled, response_sender": DECOUPLED,
     "L0_backend_python/ensemble, io": "needs CUDA, or which outputs a request wants",
     "L0_backend_python/env": "a model's interpreter is named by `python`, not packed",

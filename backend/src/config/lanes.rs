@@ -61,8 +61,8 @@ impl Lanes {
     }
 
     /// Puts a model that calls others on its lanes. Where there are fewer than it wants it has those, and where all are
-    /// given it shares some: two models of one lane must not call each other, as one waits for the other's turn. Without
-    /// lanes it stays where it is, and its calls fail.
+    /// given it shares some: two models of one lane must not call each other, as one waits for the other's turn.
+    /// Without lanes it stays where it is, and its calls fail.
     pub fn give(&self, placed: &mut Placed) {
         let wanted = lanes_of(placed).min(self.count);
         if wanted == 0 {
