@@ -122,6 +122,7 @@ impl Cluster {
             executor: repository::Processor::default(),
             precision: repository::Precision::default(),
             gpus: 2.into(),
+            lanes: None,
             share_gpu: false,
             gpu_direct: false,
             staging_bytes: None,
