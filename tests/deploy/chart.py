@@ -1,7 +1,9 @@
 """The chart rendered, and what must hold of it whatever its values are."""
 
+import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,8 +21,16 @@ ROLES = ["scheduler", "frontend", "backend"]
 ROCE_PORT = 4791
 DRAIN_TIMEOUT_MS, DRAIN_GRACE_MS = 25000, 5000
 CUSTOM = {
-    "ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "fallback",
-                     "advanced", "triggers"},
+    "ScaledObject": {
+        "scaleTargetRef",
+        "minReplicaCount",
+        "maxReplicaCount",
+        "pollingInterval",
+        "cooldownPeriod",
+        "fallback",
+        "advanced",
+        "triggers",
+    },
     "ServiceMonitor": {"selector", "podTargetLabels", "endpoints"},
 }
 CRDS = ["@kubernetes-models/keda@0.4.2", "@kubernetes-models/prometheus-operator@6.0.0"]
@@ -143,7 +153,9 @@ def check_selectors(cluster):
     """Whoever selects pods finds those of one role or of all; a name that leads elsewhere is there."""
     for workload in cluster.workloads():
         own = workload.object["spec"]["selector"]["matchLabels"]
-        must([found.name for found in cluster.selected(own)] == [workload.name], f"{workload.name} selects others' pods")
+        must(
+            [found.name for found in cluster.selected(own)] == [workload.name], f"{workload.name} selects others' pods"
+        )
         if workload.object["kind"] == "StatefulSet":
             cluster.named("Service", workload.object["spec"]["serviceName"])
     for service in cluster.of("Service"):
@@ -165,8 +177,13 @@ def check_selectors(cluster):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         [service] = [one for one in cluster.of("Service") if wanted <= one["metadata"]["labels"].items()]
         ports = {port["name"] for port in service["spec"]["ports"]}
-        must({end["port"] for end in monitor["spec"]["endpoints"]} <= ports, "ServiceMonitor asks for a port that is not there")
-        must(len(cluster.selected(service["spec"]["selector"])) == len(cluster.workloads()), "not all roles are scraped")
+        must(
+            {end["port"] for end in monitor["spec"]["endpoints"]} <= ports,
+            "ServiceMonitor asks for a port that is not there",
+        )
+        must(
+            len(cluster.selected(service["spec"]["selector"])) == len(cluster.workloads()), "not all roles are scraped"
+        )
 
 
 def check_probes(workload):
@@ -198,7 +215,10 @@ def check_end(workload):
     drain_ms = workload.config.get("drain_timeout_ms", DRAIN_TIMEOUT_MS)
     sleeps = workload.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
     given = workload.pod["terminationGracePeriodSeconds"]
-    must(given > sleeps + drain_ms / 1000, f"{workload.name}: {given} s for a sleep of {sleeps} and a drain of {drain_ms} ms")
+    must(
+        given > sleeps + drain_ms / 1000,
+        f"{workload.name}: {given} s for a sleep of {sleeps} and a drain of {drain_ms} ms",
+    )
     if workload.role == "frontend":
         grace_ms = workload.config.get("drain_grace_ms", DRAIN_GRACE_MS)
         must(grace_ms < drain_ms, f"{workload.name}: the drain's grace is all of it")
@@ -230,13 +250,43 @@ def check_config(cluster):
         config, ports = workload.config, workload.ports
         must(config["schedulers"] == listens, f"{workload.name}: its schedulers are {config['schedulers']}")
         must(ports["roce"] == ROCE_PORT, f"{workload.name}: packets come to {ports['roce']}")
-        said = {"admin": config["admin"]["http"], "http": config.get("http"), "grpc": config.get("grpc"), "link": config.get("link")}
+        said = {
+            "admin": config["admin"]["http"],
+            "http": config.get("http"),
+            "grpc": config.get("grpc"),
+            "link": config.get("link"),
+        }
         for port, address in said.items():
             found = address and int(address.rsplit(":", 1)[1])
-            must(found == ports.get(port), f"{workload.name}: it listens at {found}, and its port {port} is {ports.get(port)}")
+            must(
+                found == ports.get(port),
+                f"{workload.name}: it listens at {found}, and its port {port} is {ports.get(port)}",
+            )
         for path in re.findall(r'"(/etc/[^"]+)"', workload.config_text):
-            must(any(path.startswith(f"{mount}/") for mount in workload.mounts), f"{workload.name}: {path} is not there")
+            must(
+                any(path.startswith(f"{mount}/") for mount in workload.mounts), f"{workload.name}: {path} is not there"
+            )
         must("/tmp" in workload.mounts, f"{workload.name}: it has no /tmp")
+
+
+def check_secret(cluster):
+    """The chart's own is one that roles take: both keys are there, and equal until somebody changes it."""
+    for secret in cluster.of("Secret"):
+        first, second = (base64.b64decode(secret["data"][key]) for key in ("first", "second"))
+        must(first == second and len(first) == 64, f"the Secret holds {len(first)} and {len(second)} bytes")
+    names = {found["metadata"]["name"] for found in cluster.of("Secret")} | {cluster.values["secret"]["existing"]}
+    for workload in cluster.workloads():
+        found = workload.mounts["/etc/downbeat/secret"]["secret"]["secretName"]
+        must(found in names, f"{workload.name}: its secret is in {found}, which nobody makes")
+
+
+def check_one_role():
+    """A role that gets another image leaves the pods of others as they are, and so does a second rendering."""
+    before = {one.name: one.pod for one in Cluster({}).workloads()}
+    for role in ROLES:
+        after = Cluster({role: {"tag": "another"}}).workloads()
+        changed = {one.role for one in after if one.pod != before[one.name]}
+        must(changed == {role}, f"{role}.tag: found other pods of {changed}, expected those of {role} alone")
 
 
 def check_custom(clusters, folder):
@@ -248,14 +298,19 @@ def check_custom(clusters, folder):
         must(not unknown, f"{one['kind']} {one['metadata']['name']}: {unknown} are no keys of it")
         for trigger in one["spec"].get("triggers", []):
             must(trigger["type"] == "prometheus", f"a trigger is {trigger['type']}")
-            must(set(trigger["metadata"]) == {"serverAddress", "query", "threshold"}, f"a trigger has {trigger['metadata']}")
-            must(all(isinstance(value, str) for value in trigger["metadata"].values()), "a trigger has what is no string")
+            must(
+                set(trigger["metadata"]) == {"serverAddress", "query", "threshold"},
+                f"a trigger has {trigger['metadata']}",
+            )
+            must(
+                all(isinstance(value, str) for value in trigger["metadata"].values()), "a trigger has what is no string"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     wanted = "\n".join(CRDS)
     note = folder / "installed"
     if not note.exists() or note.read_text() != wanted:
         npm = ["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", folder, *CRDS]
-        if subprocess.run(npm, stdin=subprocess.DEVNULL).returncode:
+        if not shutil.which("npm") or subprocess.run(npm, stdin=subprocess.DEVNULL).returncode:
             print(f"skipped tests/deploy: needs npm's {' '.join(CRDS)}")
             sys.exit(0)
         note.write_text(wanted)
@@ -270,6 +325,7 @@ def check(cluster):
     check_selectors(cluster)
     check_network(cluster)
     check_config(cluster)
+    check_secret(cluster)
     for workload in cluster.workloads():
         check_probes(workload)
         check_rights(workload)

@@ -4,15 +4,30 @@ import os
 import re
 import subprocess
 import time
-from pathlib import Path
 
 from chart import ROLES, must
-from place import CHART, ROOT
+from place import ROOT
 
 PATIENCE_S = 60
 # Keys that the chart writes itself, or that mean nothing in pods.
-OWNED = {"scheduler", "schedulers", "listen", "secret", "secret_file", "repository", "arm", "shared_address", "admin", "tls",
-         "http", "grpc", "link", "name", "load_files", "load_files_bytes_max"}
+OWNED = {
+    "scheduler",
+    "schedulers",
+    "listen",
+    "secret",
+    "secret_file",
+    "repository",
+    "arm",
+    "shared_address",
+    "admin",
+    "tls",
+    "http",
+    "grpc",
+    "link",
+    "name",
+    "load_files",
+    "load_files_bytes_max",
+}
 # A role that has read its file, and all that it names, looks for the scheduler, whose name does not resolve here.
 IS_READ = "trying again each second"
 
@@ -27,7 +42,10 @@ def check_keys(binary, schema, folder):
         must("unknown field `unknown`" in done.stderr, f"{role}: {done.stderr}")
         known = set(re.findall(r"`([a-z_]+)`", done.stderr.split("expected one of", 1)[1]))
         found = set(schema["definitions"][role]["properties"]["config"]["properties"])
-        must(found == known - OWNED, f"values.schema.json, {role}.config: the binary has {known - OWNED - found}, and not {found - known}")
+        must(
+            found == known - OWNED,
+            f"values.schema.json, {role}.config: the binary has {known - OWNED - found}, and not {found - known}",
+        )
 
 
 class Place:
@@ -45,7 +63,11 @@ class Place:
             subject = ["-subj", "/CN=downbeat", "-addext", "subjectAltName=DNS:downbeat"]
             curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
             files = ["-keyout", path / "tls.key", "-out", path / "tls.crt"]
-            subprocess.run(["openssl", "req", "-x509", "-nodes", "-days", "1", *curve, *subject, *files], check=True, capture_output=True)
+            subprocess.run(
+                ["openssl", "req", "-x509", "-nodes", "-days", "1", *curve, *subject, *files],
+                check=True,
+                capture_output=True,
+            )
             (path / "ca.crt").write_bytes((path / "tls.crt").read_bytes())
 
     def moved(self, text):

@@ -1,13 +1,12 @@
-"""Pods as the kubelet would run them: each in a network namespace, under its user, without capabilities, on a root that is
-only read, with its volumes, behind the NetworkPolicies that select it, and probed from the node."""
+"""Pods as the kubelet would run them: each in a network namespace, under its user, without capabilities, on a root that
+is only read, with its volumes, behind the NetworkPolicies that select it, and probed from the node."""
 
 import json
-import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import yaml
@@ -23,8 +22,9 @@ NETWORK = "10.79.0"
 NODE = f"{NETWORK}.254"
 # Hosts that are no pods of the chart, by the namespace that theirs are in.
 STRANGERS = {"client": "default", "monitor": "monitoring"}
-# What of this system a process needs; the rest of its root is its own.
-OF_THE_SYSTEM = ["/usr/bin", "/usr/lib", "/usr/lib64", "/dev", "/proc", "/sys"]
+MODEL = ROOT / "models" / "digits"
+# What a container has of its system, and what else a process needs that is in none.
+OF_EVERY_SYSTEM, OF_THIS_SYSTEM = ["/dev", "/proc", "/sys"], ["/usr/bin", "/usr/lib", "/usr/lib64"]
 SECRETS = ["the first secret, of thirty bytes", "the next secret, of thirty bytes."]
 OBJECTIVE_US = 5_000_000
 
@@ -38,25 +38,32 @@ class Pod:
         self.ports = {port.get("name"): port["containerPort"] for port in self.container["ports"]}
         self.process = None
 
-    def make_root(self, binary, models, volumes, names):
-        for path in ("etc", "bin", "lib", "lib64"):
-            if path != "etc" and Path(f"/{path}").is_symlink():
-                self.root.mkdir(parents=True, exist_ok=True)
-                (self.root / path).symlink_to(f"usr/{path}")
-            else:
-                (self.root / path).mkdir(parents=True)
-        for path in (*OF_THE_SYSTEM, *(mount["mountPath"] for mount in self.container["volumeMounts"])):
+    def make_root(self, source, volumes, names):
+        """`source` is an image's root file system, or a binary, which gets one of this system's folders."""
+        self.volumes, self.source = volumes, source
+        of_the_system = OF_EVERY_SYSTEM if source.is_dir() else [*OF_EVERY_SYSTEM, *OF_THIS_SYSTEM]
+        self.mounts = [f"mount --rbind {path} {self.root}{path}" for path in of_the_system]
+        for path in ("etc", *of_the_system, *(mount["mountPath"] for mount in self.container["volumeMounts"])):
             (self.root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        shutil.copy(binary, self.root / "downbeat")
-        shutil.copytree(models, self.root / "usr/share/downbeat/models/digits")
         (self.root / "etc/hosts").write_text(names)
         (self.root / "etc/nsswitch.conf").write_text("hosts: files\n")
-        self.volumes = volumes
+        if source.is_dir():
+            layers = [self.root.with_name(name) for name in ("upper", "work")]
+            self.root.rename(layers[0])
+            for folder in (layers[1], self.root):
+                folder.mkdir()
+            options = f"lowerdir={source},upperdir={layers[0]},workdir={layers[1]}"
+            self.mounts = [f"mount -t overlay -o {options} overlay {self.root}", *self.mounts]
+            return
+        for path in ("bin", "lib", "lib64"):
+            (self.root / path).symlink_to(f"usr/{path}")
+        shutil.copy(source, self.root / "downbeat")
+        shutil.copytree(MODEL, self.root / "usr/share/downbeat/models/digits")
+        self.mounts = [f"mount --bind {self.root} {self.root}", *self.mounts]
 
-    def script(self):
-        """Mounts what the container has, and becomes its process."""
-        lines = [f"hostname {self.name}", "set -e", f"mount --bind {self.root} {self.root}"]
-        lines += [f"mount --rbind {path} {self.root}{path}" for path in OF_THE_SYSTEM if Path(path).exists()]
+    def script(self, arguments):
+        """Mounts what the container has, and becomes its process, or one beside it."""
+        lines = [f"hostname {self.name}", "set -e", *self.mounts]
         kinds = {volume["name"]: volume for volume in self.spec["volumes"]}
         for mount in self.container["volumeMounts"]:
             at = f"{self.root}{mount['mountPath']}"
@@ -67,17 +74,36 @@ class Pod:
         if self.rights["readOnlyRootFilesystem"]:
             lines.append(f"mount -o remount,bind,ro {self.root}")
         user = self.rights["runAsUser"]
-        variables = {"POD_NAME": self.name, "PATH": "/usr/sbin:/usr/bin", **{
-            one["name"]: one["value"] for one in self.container.get("env", []) if "value" in one}}
-        words = ["env", "-i", *(f"{key}={value}" for key, value in variables.items()), "chroot", str(self.root), "setpriv"]
-        words += [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
-        words += ["/downbeat", *self.container["args"]]
+        variables = {
+            "POD_NAME": self.name,
+            "PATH": "/usr/sbin:/usr/bin",
+            **{one["name"]: one["value"] for one in self.container.get("env", []) if "value" in one},
+        }
+        words = [
+            "env",
+            "-i",
+            *(f"{key}={value}" for key, value in variables.items()),
+            "chroot",
+            str(self.root),
+            "setpriv",
+        ]
+        words += [
+            f"--reuid={user}",
+            f"--regid={user}",
+            "--clear-groups",
+            "--no-new-privs",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+        ]
+        words += ["/usr/bin/downbeat" if self.source.is_dir() else "/downbeat", *arguments]
         return "\n".join([*lines, "exec " + " ".join(f"'{word}'" for word in words)])
+
+    def command(self, space, arguments):
+        return ["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", self.script(arguments)]
 
     def start(self, space):
         log = open(self.log, "ab")
-        command = ["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", self.script()]
-        self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.process = subprocess.Popen(self.command(space, self.container["args"]), stdout=log, stderr=log)
 
     def told(self):
         return self.log.read_text(errors="replace") if self.log.exists() else ""
@@ -87,7 +113,10 @@ class Pod:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
         user = str(self.rights["runAsUser"])
         must(set(status["Uid"].split()) == {user}, f"{self.name} runs as {status['Uid']}")
-        must(int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0, f"{self.name} has capabilities {status['CapEff']}")
+        must(
+            int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0,
+            f"{self.name} has capabilities {status['CapEff']}",
+        )
 
 
 class Node:
@@ -99,11 +128,16 @@ class Node:
         ip("-n", self.hosts.switch, "address", "add", f"{NODE}/24", "dev", "sw")
         self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(self.hosts.names, 1)}
         self.names = "127.0.0.1 localhost\n" + "".join(
-            f"{self.addresses[pod.host]} {names(pod)} {pod.name}\n" for pod in pods)
+            f"{self.addresses[pod.host]} {names(pod)} {pod.name}\n" for pod in pods
+        )
 
     def enforce_all(self, policies):
         for pod in self.pods:
-            mine = [policy for policy in policies if policy["spec"]["podSelector"]["matchLabels"].items() <= pod.labels.items()]
+            mine = [
+                policy
+                for policy in policies
+                if policy["spec"]["podSelector"]["matchLabels"].items() <= pod.labels.items()
+            ]
             if mine:
                 self.enforce(pod, mine)
 
@@ -144,6 +178,13 @@ class Node:
     def start(self, pod):
         pod.start(self.hosts.space(pod.host))
 
+    def run_inside(self, pod, *arguments):
+        """What the binary says in a pod, as by `kubectl exec`."""
+        command = pod.command(self.hosts.space(pod.host), arguments)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        must(done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}")
+        return done.stdout
+
     def asked(self, host, url, *options):
         """(status, body) of a request from a host, or from the node itself; the status of none is 000."""
         space = self.hosts.switch if host is None else self.hosts.space(host)
@@ -167,7 +208,7 @@ class Node:
         return all(self.is_probed(pod, probe) for pod in self.pods for probe in probes)
 
     def is_served(self, pod, port):
-        body = json.loads((ROOT / "models/digits/seven.json").read_text())
+        body = json.loads((MODEL / "seven.json").read_text())
         body["parameters"] = {"timeout": OBJECTIVE_US}
         status, answer = self.asked("client", self.url(pod, port, "/v2/models/digits/infer"), "-d", json.dumps(body))
         return status == "200" and '"data"' in answer
@@ -203,7 +244,7 @@ class SecretVolume:
                 (self.folder / name).symlink_to(f"..data/{name}")
 
 
-def run_chart(folder, binary, passes):
+def run_chart(folder, source, passes):
     # Two ModelThreads, whose ports members have to reach, too.
     cluster = Cluster({"scheduler": {"config": {"model_threads": 2}}})
     secret, pods = SecretVolume(folder / "secret"), []
@@ -221,7 +262,7 @@ def run_chart(folder, binary, passes):
     try:
         node.enforce_all(cluster.of("NetworkPolicy"))
         for pod in pods:
-            pod.make_root(binary, ROOT / "models/digits", {"config": folder / pod.name / "config", "secret": secret.folder}, node.names)
+            pod.make_root(source, {"config": folder / pod.name / "config", "secret": secret.folder}, node.names)
             node.start(pod)
         wait_for(f"{len(pods)} pods are ready, as their probes have it", node.are_ready, node.logs)
         are_served = lambda: all(node.is_served(pod, pod.ports["http"]) for pod in frontends)
@@ -229,9 +270,10 @@ def run_chart(folder, binary, passes):
         for pod in pods:
             passes(f"{pod.name} has no rights", pod.check_rights)
         passes("policies keep others out", check_strangers, node, schedulers, pods)
+        passes("what KEDA asks for is told", check_query, node, frontends)
+        passes("operators' commands run in a scheduler's pod", check_commands, node, schedulers, backends[0], domain)
 
-        shown = json.loads(node.asked("monitor", node.url(schedulers[1], 8100, "/v2/cluster"))[1])
-        primary = schedulers[1 if shown["is_primary"] else 0]
+        primary = schedulers[0 if is_primary(node, schedulers[0]) else 1]
         primary.process.kill()
         primary.process.wait()
         passes("a primary that dies is taken over from, and clients are answered", must, are_served(), node.logs())
@@ -258,13 +300,45 @@ def run_chart(folder, binary, passes):
 
 def check_strangers(node, schedulers, pods):
     for pod in pods:
-        must(node.asked("monitor", node.url(pod, 8100, "/metrics"))[0] == "200", f"monitoring does not reach {pod.name}")
-        must(node.asked("client", node.url(pod, 8100, "/metrics"))[0] == "000", f"a client reaches {pod.name}'s metrics")
+        must(
+            node.asked("monitor", node.url(pod, 8100, "/metrics"))[0] == "200", f"monitoring does not reach {pod.name}"
+        )
+        must(
+            node.asked("client", node.url(pod, 8100, "/metrics"))[0] == "000", f"a client reaches {pod.name}'s metrics"
+        )
     for pod in schedulers:
         space = node.hosts.space("client")
         connect = f"exec 3<> /dev/tcp/{node.addresses[pod.host]}/7400"
-        done = subprocess.run(["ip", "netns", "exec", space, "timeout", "2", "bash", "-c", connect], capture_output=True)
+        done = subprocess.run(
+            ["ip", "netns", "exec", space, "timeout", "2", "bash", "-c", connect], capture_output=True
+        )
         must(done.returncode != 0, f"a client reaches {pod.name}")
+
+
+def check_query(node, frontends):
+    [scaler] = Cluster({"backend": {"keda": {"enabled": True}}}).of("ScaledObject")
+    [trigger] = scaler["spec"]["triggers"]
+    [metric] = re.findall(r"downbeat_\w+", trigger["metadata"]["query"].replace("downbeat-metrics", ""))
+    for pod in frontends:
+        told = node.asked("monitor", node.url(pod, 8100, "/metrics"))[1]
+        must(re.search(rf"(?m)^{metric} \d", told), f"{pod.name} does not tell {metric}")
+
+
+def check_commands(node, schedulers, backend, domain):
+    """docs/kubernetes.md has them."""
+    shown = node.run_inside(schedulers[0], "status", "--scheduler", "127.0.0.1:8100")
+    must(all(pod.name in shown for pod in node.pods if pod not in schedulers), f"a member is missing:\n{shown}")
+    primary = schedulers[0 if is_primary(node, schedulers[0]) else 1]
+    at = ["--scheduler", f"{primary.name}.{domain}:7400", "--config", "/etc/downbeat/config/scheduler.toml"]
+    for command, state in (("drain", "drained"), ("resume", "serving")):
+        node.run_inside(schedulers[1], command, "backend", backend.name, *at)
+        shows = rf"{backend.name} +\d+ +{state}"
+        told = lambda: node.run_inside(primary, "status", "--scheduler", "127.0.0.1:8100")
+        wait_for(f"{command}: {backend.name} is {state}", lambda: re.search(shows, told()), node.logs)
+
+
+def is_primary(node, scheduler):
+    return json.loads(node.asked("monitor", node.url(scheduler, 8100, "/v2/cluster"))[1])["is_primary"]
 
 
 def end(pod):
@@ -278,7 +352,7 @@ def end(pod):
     must(code == 0, f"SIGTERM to {pod.name}: it ended with {code}\n{pod.told()[-1500:]}")
 
 
-def run_runtime(folder, binary):
+def run_runtime(folder, source):
     """KServe's runtime, whose `storageUri` is in /mnt/models."""
     runtime = yaml.safe_load(RUNTIME.read_text())
     must(runtime["apiVersion"] == "serving.kserve.io/v1alpha1", f"its version is {runtime['apiVersion']}")
@@ -289,10 +363,10 @@ def run_runtime(folder, binary):
     spec["containers"][0]["volumeMounts"].append({"name": "storage", "mountPath": "/mnt/models"})
     pod = Pod("p", "predictor", spec, {}, folder)
     storage = folder / "storage"
-    shutil.copytree(ROOT / "models/digits", storage / "digits")
+    shutil.copytree(MODEL, storage / "digits")
     node = Node([pod], lambda pod: pod.name)
     try:
-        pod.make_root(binary, ROOT / "models/digits", {"storage": storage}, node.names)
+        pod.make_root(source, {"storage": storage}, node.names)
         node.start(pod)
         wait_for("KServe's runtime is ready", node.are_ready, node.logs)
         wait_for("KServe's runtime answers", lambda: node.is_served(pod, 8080), node.logs)
@@ -307,8 +381,9 @@ def run_runtime(folder, binary):
         node.end()
 
 
-def run(folder, binary, passes):
+def run(folder, source, passes):
+    """Runs a binary, or what is in an image."""
     install(["ip", "nft", "curl", "setpriv"], ["iproute2", "nftables", "curl", "util-linux"])
     shutil.rmtree(folder, ignore_errors=True)
-    run_chart(folder / "chart", binary, passes)
-    run_runtime(folder / "kserve", binary)
+    run_chart(folder / "chart", source, passes)
+    run_runtime(folder / "kserve", source)

@@ -51,8 +51,10 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{/* The list of schedulers, as every role has it, in JSON. */}}
 {{- define "downbeat.schedulers" -}}
 {{- $list := list -}}
+{{- $name := include "downbeat.fullname" . -}}
+{{- $domain := include "downbeat.schedulerDomain" . -}}
 {{- range $number := until (int .Values.scheduler.replicas) -}}
-{{- $list = printf "%s-scheduler-%d.%s:7400" (include "downbeat.fullname" $) $number (include "downbeat.schedulerDomain" $) | append $list -}}
+{{- $list = printf "%s-scheduler-%d.%s:7400" $name $number $domain | append $list -}}
 {{- end -}}
 {{- $list | toJson -}}
 {{- end -}}
@@ -64,6 +66,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $_ := set $pools $name (mergeOverwrite (deepCopy $.Values.backend) ($own | default dict)) -}}
 {{- end -}}
 {{- $pools | toJson -}}
+{{- end -}}
+
+{{/* What a role's objects are called. (list ROOT ROLE POOL) */}}
+{{- define "downbeat.roleName" -}}
+{{- $name := printf "%s-%s" (include "downbeat.fullname" (index . 0)) (index . 1) -}}
+{{- with index . 2 -}}{{- $name = printf "%s-%s" $name . -}}{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* The time that a role may take to end: what it sleeps, what it drains, and what it takes to close. */}}

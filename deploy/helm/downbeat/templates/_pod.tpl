@@ -49,10 +49,11 @@ data:
 {{- $values := .root.Values -}}
 {{- $isRdma := ne $values.arm "soft" -}}
 {{- if and $isRdma (not $values.rdma.resource) -}}
-{{- fail (printf "arm: found %q and no rdma.resource, expected what the device plugin offers, such as rdma/hca_shared_devices_a" $values.arm) -}}
+{{- fail (printf "arm: found %q and no rdma.resource, expected what the device plugin offers" $values.arm) -}}
 {{- else if and $values.rdma.resource (not $isRdma) -}}
 {{- fail (printf "rdma.resource: found %q beside the arm `soft`, expected arm: verbs:auto" $values.rdma.resource) -}}
 {{- end -}}
+{{- $tag := .of.tag | default $values.image.tag | default .root.Chart.AppVersion -}}
 {{- $isRoot := and $isRdma $values.rdma.ipcLock -}}
 {{- $resources := deepCopy .of.resources -}}
 {{- if $isRdma -}}
@@ -98,7 +99,7 @@ spec:
     seccompProfile: {type: RuntimeDefault}
   containers:
     - name: {{ .role }}
-      image: {{ printf "%s:%s" $values.image.repository (.of.tag | default $values.image.tag | default .root.Chart.AppVersion) }}
+      image: {{ printf "%s:%s" $values.image.repository $tag }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       args: [{{ .role }}, --config, /etc/downbeat/config/{{ .role }}.toml, --log-format, {{ $values.logFormat }}]
       env:

@@ -1,4 +1,4 @@
-{{/* A table as TOML: its values first, then its tables. Values of YAML are floating point where TOML's are integers. */}}
+{{/* A table as TOML: its values first, then its tables. Helm reads the integers of YAML as floating point. */}}
 {{- define "downbeat.toml" -}}
 {{- range $key, $value := . -}}
 {{- if and (not (kindIs "map" $value)) (not (kindIs "invalid" $value)) -}}
@@ -26,7 +26,8 @@
 {{- $pairs := list -}}
 {{- range $key, $value := . -}}
 {{- if not (kindIs "invalid" $value) -}}
-{{- $pairs = printf "%s = %s" (include "downbeat.tomlKey" $key) (include "downbeat.tomlValue" $value) | append $pairs -}}
+{{- $pair := printf "%s = %s" (include "downbeat.tomlKey" $key) (include "downbeat.tomlValue" $value) -}}
+{{- $pairs = append $pairs $pair -}}
 {{- end -}}
 {{- end -}}
 { {{ join ", " $pairs }} }
