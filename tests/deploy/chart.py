@@ -12,7 +12,7 @@ import helm_python as helm
 import kubernetes_validate
 import yaml
 
-from place import CHART, ROOT
+from place import CHART, ROOT, RUNTIME
 
 RELEASE, NAMESPACE = "db", "inference"
 # The oldest that the chart wants, one between, and the newest that the package knows.
@@ -136,10 +136,8 @@ class Workload:
         return [f"{self.name}-7c9f-{number}" for number in range(self.replicas or 1)]
 
 
-def check_kubernetes(cluster):
-    for found in cluster.objects:
-        if found["kind"] in CUSTOM:
-            continue
+def check_schemas(found):
+    if found["kind"] not in CUSTOM:
         for version in KUBERNETES:
             try:
                 kubernetes_validate.validate(found, version, strict=True)
@@ -320,8 +318,31 @@ def check_custom(clusters, folder):
     must(done.returncode == 0, f"schemas of npm: {done.stderr}")
 
 
+def check_runtime():
+    """KServe's runtime: what it has of a pod is one, and the rest has KServe's names."""
+    runtime = yaml.load(RUNTIME.read_text(), Loader)
+    spec = runtime["spec"]
+    kind = (runtime["apiVersion"], runtime["kind"])
+    must(kind == ("serving.kserve.io/v1alpha1", "ClusterServingRuntime"), f"it is a {kind}")
+    must(
+        set(spec) == {"protocolVersions", "supportedModelFormats", "containers", "volumes"},
+        f"its spec has {list(spec)}",
+    )
+    must(set(spec["protocolVersions"]) == {"v2", "grpc-v2"}, f"it speaks {spec['protocolVersions']}")
+    must(all(set(one) == {"name", "version"} for one in spec["supportedModelFormats"]), "a format is none of KServe's")
+    must(
+        [one["name"] for one in spec["containers"]] == ["kserve-container"], "KServe looks for a container of that name"
+    )
+    with helm.Chart.load(CHART) as chart:
+        wanted = f"downbeat:{chart.metadata['appVersion']}"
+    must(spec["containers"][0]["image"] == wanted, f"its image is another one than {wanted}")
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runtime"}}
+    check_schemas({**pod, "spec": {key: spec[key] for key in ("containers", "volumes")}})
+
+
 def check(cluster):
-    check_kubernetes(cluster)
+    for found in cluster.objects:
+        check_schemas(found)
     check_selectors(cluster)
     check_network(cluster)
     check_config(cluster)
