@@ -48,7 +48,7 @@ for line in lines:
 "#;
 
 /// `echo` gives its input back; `asks` asks that, `asks_asks` that one, `asks_face` an ensemble of `echo`; `left` and
-/// `right` ask each other, `itself` itself, and `stuck` one that takes four thousand times what it says.
+/// `right` ask each other, `itself` itself, and `stuck` one that takes twenty thousand times what it says.
 fn write_repository(folder: &Path) {
     let tensors = format!(
         "max_batch_size: 8\ninput {{ name: 'x' data_type: TYPE_UINT8 dims: [ {BYTES} ] }}\n\
@@ -61,7 +61,7 @@ fn write_repository(folder: &Path) {
         fs::write(folder.join(name).join("config.pbtxt"), config.concat()).unwrap();
     };
     let quick = [("alpha_ms", "1"), ("beta_ms", "1")].map(|(key, value)| parameter(key, value)).concat();
-    let slow = [("cost_fixed_ms", "1"), ("cost_per_task", "1"), ("alone_ms", "normal:4000:0")];
+    let slow = [("cost_fixed_ms", "1"), ("cost_per_task", "1"), ("alone_ms", "normal:20000:0")];
     let slow = slow.map(|(key, value)| parameter(key, value)).concat();
     write("echo", &["backend: 'emulated'\n", &tensors, &quick]);
     write("slow", &["backend: 'emulated'\n", &tensors, &quick, &slow]);
