@@ -18,6 +18,8 @@ mod tools;
 use std::{process::ExitCode, sync::LazyLock};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
+#[cfg(feature = "tools")]
+use tools::words;
 
 /// Which release this is, and which wire it speaks: the members of a cluster must have one wire.
 static VERSION: LazyLock<String> =
@@ -66,7 +68,7 @@ fn main() -> ExitCode {
     }
     backend::executor::Programs::default().complete_configurations();
     panics::report();
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(words(std::env::args_os().collect())) {
         Ok(cli) => cli,
         // Of a command without its subcommand, too.
         Err(help) if !help.use_stderr() || help.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
@@ -130,6 +132,11 @@ fn misused(text: &str) -> String {
 #[cfg(feature = "tools")]
 fn ran(error: &anyhow::Error) -> bool {
     error.is::<tools::Failed>() || matches!(error.downcast_ref(), Some(cli::CommandError::Found(_)))
+}
+
+#[cfg(not(feature = "tools"))]
+fn words(words: Vec<std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    words
 }
 
 #[cfg(not(feature = "tools"))]

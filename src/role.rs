@@ -40,6 +40,9 @@ pub(crate) struct Args {
     /// How the log is written to stderr
     #[arg(long, value_enum, default_value_t)]
     pub log_format: LogFormat,
+    /// How much it tells unless `RUST_LOG` says; set by `up`
+    #[arg(long, hide = true, default_value = "info")]
+    pub log_level: LevelFilter,
     /// End when this process ends; set by `demo` and `up`
     #[arg(long, hide = true)]
     supervised_by: Option<u32>,
@@ -48,8 +51,9 @@ pub(crate) struct Args {
 /// How a log is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Lines for people
+    /// Lines for people (also by Triton's names: default, ISO8601)
     #[default]
+    #[value(alias = "default", alias = "ISO8601")]
     Text,
     /// A JSON object on each line
     Json,
@@ -101,14 +105,14 @@ fn targets(level: LevelFilter) -> Targets {
 
 /// Logs to stderr; `RUST_LOG` chooses what. A thread of its own writes, so that a pipe which nobody reads holds nobody
 /// up. Yields what sets another level later, and what writes the lines that are left when it is dropped.
-pub(crate) fn init_logging(format: LogFormat) -> (SetLogLevel, WorkerGuard) {
+pub(crate) fn init_logging(args: &Args) -> (SetLogLevel, WorkerGuard) {
     let chosen = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
-    let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| targets(LevelFilter::INFO)));
+    let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| targets(args.log_level)));
     let writer = NonBlockingBuilder::default().buffered_lines_limit(LOG_LINES_MAX).thread_name("log");
     let (writer, guard) = writer.finish(std::io::stderr());
     let wants_colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let lines = fmt::layer().with_ansi(wants_colour && std::io::stderr().is_terminal()).with_writer(writer);
-    let lines = match format {
+    let lines = match args.log_format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
@@ -119,7 +123,7 @@ pub(crate) fn init_logging(format: LogFormat) -> (SetLogLevel, WorkerGuard) {
 
 /// Runs a scheduler until it is told to end, and has finished what it had.
 pub(crate) fn scheduler(args: &Args) -> Result<()> {
-    let (_, _log) = init_logging(args.log_format);
+    let (_, _log) = init_logging(args);
     let config = args.start()?;
     Ok(scheduler::process::run(&config, &*stop_flag()?)?)
 }
@@ -127,7 +131,7 @@ pub(crate) fn scheduler(args: &Args) -> Result<()> {
 /// Runs a frontend until it has been drained, by a signal or by a client that may. SIGHUP reads limits, tokens and
 /// certificates anew.
 pub(crate) fn frontend(args: &Args) -> Result<()> {
-    let (set_log_level, _log) = init_logging(args.log_format);
+    let (set_log_level, _log) = init_logging(args);
     let config = args.start()?;
     let running = Arc::new(OnceLock::<gateway::Control>::new());
     let (control, file) = (Arc::clone(&running), args.config.clone());
@@ -150,7 +154,7 @@ pub(crate) fn frontend(args: &Args) -> Result<()> {
 
 /// Runs a backend until it is told to end, and has finished its plans.
 pub(crate) fn backend(args: &Args) -> Result<()> {
-    let (_, _log) = init_logging(args.log_format);
+    let (_, _log) = init_logging(args);
     let config = args.start()?;
     let programs = Programs::default().asking(Asking::of(&config)?);
     Ok(backend::drive::run_with(&config, programs, &*stop_flag()?)?)

@@ -15,6 +15,7 @@ use clap::Subcommand;
 
 use crate::role;
 
+pub(crate) use cluster::words;
 pub(crate) use demo::Failed;
 
 /// Subcommands.
@@ -24,6 +25,9 @@ pub(crate) enum Command {
     Demo(demo::Args),
     /// Run the same cluster, or one that serves your models, until stopped
     Up(cluster::UpArgs),
+    /// The same with tritonserver's defaults, as which it may be called
+    #[command(hide = true)]
+    Tritonserver(cluster::UpArgs),
     /// Measure how long a model's batches take, and store it beside the model
     Profile(profile::Args),
     /// Simulate a cluster in virtual time
@@ -59,7 +63,7 @@ impl Command {
     /// How what it says beside its tables is written.
     pub(crate) fn log_format(&self) -> role::LogFormat {
         match self {
-            Self::Up(args) => args.log_format,
+            Self::Up(args) | Self::Tritonserver(args) => args.log_format,
             Self::Bench(Bench::FabricFrontend(args)) => args.log_format,
             _ => role::LogFormat::Text,
         }
@@ -70,7 +74,8 @@ impl Command {
 pub(crate) fn run(command: &Command) -> Result<()> {
     match command {
         Command::Demo(args) => demo::run(args)?,
-        Command::Up(args) => cluster::up(args)?,
+        Command::Up(args) => cluster::up(args, false)?,
+        Command::Tritonserver(args) => cluster::up(args, true)?,
         Command::Profile(args) => profile::run(args)?,
         Command::Sim(args) => sim::run(args)?,
         Command::Figures(args) => figures::run(args)?,

@@ -278,6 +278,17 @@ impl Core {
         can_take && !self.allegiance.is_missing()
     }
 
+    /// The same, for whoever needs each of these models; `*` is all there are, those that cannot be served among them.
+    /// What clients have unloaded is needed no more.
+    #[must_use]
+    pub fn is_ready_with(&self, names: &[String]) -> bool {
+        let is_needed = |name: &str| names.iter().any(|needed| needed == "*" || needed == name);
+        let needed = |served: &&ServedModel| is_needed(&served.model.name) && served.state != ModelState::Unloaded;
+        let can_take = self.models.iter().filter(needed).all(|served| self.is_model_ready(served));
+        let is_refused = self.models.refused().any(|(name, ..)| is_needed(name));
+        self.is_joined() && can_take && !is_refused && !self.allegiance.is_missing()
+    }
+
     /// Whether it has joined, and clients have unloaded all models that there are, if there are any.
     fn has_nothing_to_serve(&self) -> bool {
         let mut models = self.models.iter().filter(|served| !served.is_ensemble());

@@ -119,6 +119,10 @@ pub struct Config {
     /// Who loads and unloads models.
     #[serde(default)]
     pub model_control_mode: ModelControlMode,
+    /// Models without which this frontend is not ready, `*` is all, none lets it be ready without any; any one will do
+    /// if it is not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_with: Option<Vec<String>>,
     /// How often the repository is looked at where that is who loads them.
     #[serde(default = "default_repository_poll_secs")]
     pub repository_poll_secs: u32,
@@ -223,6 +227,7 @@ impl From<frontend::Config> for Config {
             server_name: default_server_name(),
             metrics: MetricsConfig::default(),
             model_control_mode: ModelControlMode::default(),
+            ready_with: None,
             repository_poll_secs: default_repository_poll_secs(),
             admin: None,
             network,

@@ -150,7 +150,8 @@ impl Gateway {
         let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
             .named(&config.server_name)
             .caching(config.cache_bytes, rand::random())
-            .controlled(config.model_control_mode);
+            .controlled(config.model_control_mode)
+            .ready_with(config.ready_with.clone());
         if config.cache_bytes == 0 {
             warn_of_no_cache(&desk);
         }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use frontend::{desk::Desk, error::InferError, excerpt, models::ServedModel};
+use frontend::{core::Core, desk::Desk, error::InferError, excerpt, models::ServedModel};
 use hyper::HeaderMap;
 use proto::{Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
 use repository::{Configuration, EnsembleStep, Model, Tensor};
@@ -90,6 +90,7 @@ pub struct Service {
     server_name: String,
     control_mode: ModelControlMode,
     loads: Option<loads::Intake>,
+    ready_with: Option<Vec<String>>,
 }
 
 impl Service {
@@ -121,7 +122,14 @@ impl Service {
             server_name: DEFAULT_SERVER_NAME.to_owned(),
             control_mode: ModelControlMode::default(),
             loads: None,
+            ready_with: None,
         }
+    }
+
+    /// The same, ready when each of these models is (`*`: all), or when any is.
+    #[must_use]
+    pub fn ready_with(self, models: Option<Vec<String>>) -> Self {
+        Self { ready_with: models, ..self }
     }
 
     /// The same, where models are loaded and unloaded by whom this says.
@@ -199,10 +207,14 @@ impl Service {
         self.desk.with_model(model, version, |index, served, _| (index, Rc::clone(&served.model)))
     }
 
-    /// Whether requests for some model can be taken.
+    /// Whether requests can be taken: for some model, or for those that the configuration names.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.is_draining.get() && self.desk.with_core(|core| core.is_ready() && !core.is_drained())
+        let is_ready = |core: &Core| match &self.ready_with {
+            None => core.is_ready(),
+            Some(models) => core.is_ready_with(models),
+        };
+        !self.is_draining.get() && self.desk.with_core(|core| is_ready(core) && !core.is_drained())
     }
 
     /// Whether requests for a model can be taken.

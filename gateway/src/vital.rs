@@ -48,7 +48,11 @@ impl Vital {
         loop {
             self.heart.beat(self.clock.now());
             let is_ready = server.service.is_ready();
-            self.vitals.set_ready(if is_ready { Ok(()) } else { Err("it has no scheduler, or is drained") });
+            self.vitals.set_ready(if is_ready {
+                Ok(())
+            } else {
+                Err("it has no scheduler, lacks models, or is drained")
+            });
             tokio::select! {
                 () = tokio::time::sleep(EVERY) => {}
                 Some(tell) = self.asked.recv() => {

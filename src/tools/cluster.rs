@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 mod gpus;
+mod tritonserver;
 mod up;
 
 use std::{
@@ -35,12 +36,13 @@ use transport::{
 
 use super::{
     demo_models,
-    supervisor::{Fate, Incident, Logs, Restarts, Supervisor},
+    supervisor::{DRAIN_TIMEOUT, Fate, Incident, Logs, Restarts, Supervisor},
 };
 use crate::{
     config_file::{escaped, read_written},
     notices,
 };
+pub(crate) use tritonserver::words;
 pub(crate) use up::{UpArgs, up};
 
 /// What a local cluster consists of; the file of `up --config`. Every key has a default: the cluster of `demo`.
@@ -95,6 +97,12 @@ pub(super) struct Layout {
     pub load_models: Option<Vec<String>>,
     /// Whether loads may bring files along.
     pub load_files: bool,
+    /// Whether one of these that cannot be loaded ends the cluster.
+    #[serde(skip)]
+    pub ends_without_models: bool,
+    /// Where the first frontend tells how it is, if its limits do not say it.
+    #[serde(skip)]
+    pub admin: Option<SocketAddr>,
     /// Limits of each frontend: further keys of its file.
     pub frontend: toml::Table,
     /// The backends. If the file names none: those of the demo, or one for all of its repository.
@@ -249,6 +257,8 @@ impl Default for Layout {
             model_control_mode: ModelControlMode::default(),
             load_models: None,
             load_files: false,
+            ends_without_models: false,
+            admin: None,
             frontend: toml::Table::new(),
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
@@ -289,9 +299,14 @@ impl Layout {
         }
         read_written::<gateway::Config>(&Wiring::random().frontend(self, 0))
             .map_err(|error| anyhow!("frontend: {error}"))?;
+        Ok(())
+    }
+
+    /// A port that is taken would only show in the frontend's log; says it here, where it can be changed.
+    fn check_ports(&self) -> Result<()> {
         let http = self.http.iter().map(|address| ("http", address));
-        for (key, address) in http.chain(self.grpc.iter().map(|address| ("grpc", address))) {
-            // A port that is taken would only show in the frontend's log; say it here, where it can be changed.
+        let grpc = self.grpc.iter().map(|address| ("grpc", address));
+        for (key, address) in http.chain(grpc).chain(self.admin.iter().map(|address| ("metrics-port", address))) {
             let listener = std::net::TcpListener::bind(address);
             drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
         }
@@ -356,6 +371,12 @@ impl Layout {
     /// Whether a model is loaded from the start.
     pub(super) fn loads_at_start(&self, name: &str) -> bool {
         self.load_models.as_ref().is_none_or(|models| models.iter().any(|model| model == name))
+    }
+
+    /// How long frontends may take to end: somewhat more than they are told.
+    fn drain_timeout(&self) -> Duration {
+        let told = self.frontend.get("drain_timeout_ms").and_then(toml::Value::as_integer);
+        told.map_or(DRAIN_TIMEOUT, |ms| Duration::from_millis(ms.unsigned_abs()) + Duration::from_secs(3))
     }
 
     /// All models that some backend is told to host.
@@ -430,9 +451,10 @@ impl Cluster {
     /// Starts all processes, whose files are in `folder`; see [`Self::wait_until_ready`].
     pub(super) fn start(folder: TempDir, layout: Layout, logs: Logs, restarts: Restarts) -> Result<Self> {
         layout.check()?;
+        layout.check_ports()?;
         let mut wiring = Wiring::random();
         try_arm(&layout, &wiring)?;
-        let supervisor = Supervisor::new(folder, logs, restarts)?;
+        let supervisor = Supervisor::new(folder, (logs, restarts), layout.drain_timeout())?;
         wiring.load_files = layout.load_files.then(|| supervisor.loaded_files());
         for index in 0..layout.schedulers {
             let file = wiring.scheduler(&layout, index);
@@ -607,6 +629,7 @@ impl Wiring {
             trace: layout.trace.clone(),
             server_name: layout.server_name.clone(),
             metrics: layout.metrics,
+            admin: layout.admin.filter(|_| index == 0).map(|address| admin::Config { http: address.into() }),
             model_control_mode: match layout.model_control_mode {
                 // One looks at the repository for all.
                 ModelControlMode::Poll if index > 0 => ModelControlMode::None,

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     cluster::{self, BackendLayout, FRONTEND_HOSTS, Layout, READY_TIMEOUT, Wiring},
     demo::Failed,
-    supervisor::{Casualty, Incident, Logs, Restarts, Supervisor, private_folder},
+    supervisor::{Casualty, DRAIN_TIMEOUT, Incident, Logs, Restarts, Supervisor, private_folder},
 };
 use crate::role;
 use generate::generate;
@@ -82,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
 /// The process of one frontend: joins, says so on stdout, sends its load when it is told to on stdin, and writes what
 /// came of it on stdout.
 pub(super) fn run_frontend(args: &role::Args) -> Result<()> {
-    let (_, _log) = role::init_logging(args.log_format);
+    let (_, _log) = role::init_logging(args);
     let FrontendFile { frontend, load } = args.start()?;
     let client = Client::start(frontend.frontend()?)?;
     wait_until_ready(&client, &load.models)?;
@@ -158,7 +158,7 @@ impl Members {
         };
         let wiring = Wiring::random();
         cluster::try_arm(&layout, &wiring)?;
-        let supervisor = Supervisor::new(folder, Logs::Files, Restarts::Killed)?;
+        let supervisor = Supervisor::new(folder, (Logs::Files, Restarts::Killed), DRAIN_TIMEOUT)?;
         for index in 0..layout.schedulers {
             supervisor.start(&["scheduler"], &layout.scheduler_name(index), &wiring.scheduler(&layout, index))?;
         }

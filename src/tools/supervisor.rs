@@ -21,6 +21,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum as _;
 use proto::{Span, Timestamp};
 use rustix::process::{Pid, Signal, kill_process};
+use tracing::level_filters::LevelFilter;
 use transport::Clock;
 
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
 use lives::Lives;
 
 /// How long frontends have to answer what is under way: more than they allow themselves by default.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(28);
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(28);
 /// How often they are looked at meanwhile.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 
@@ -39,8 +40,8 @@ const DRAIN_POLL: Duration = Duration::from_millis(10);
 pub(super) enum Logs {
     /// A file in the cluster's folder; its end is shown if the member fails.
     Files,
-    /// This process's stderr, in this format.
-    Inherited(LogFormat),
+    /// This process's stderr, in this format, and as much as this level has.
+    Inherited(LogFormat, LevelFilter),
 }
 
 /// Which members are started again.
@@ -160,12 +161,16 @@ pub(super) fn private_folder() -> Result<tempfile::TempDir> {
 
 impl Supervisor {
     /// No members yet; their files are in `folder`, which is [private](private_folder) and goes with them. From now on
-    /// SIGTERM and Ctrl-C (SIGINT, SIGHUP) let the frontends answer what they have, then end all members and this
-    /// process: with 0 or, after Ctrl-C, 130. A second one ends it at once.
+    /// SIGTERM and Ctrl-C (SIGINT, SIGHUP) let the frontends answer what they have, for `drain_timeout` at most, then
+    /// end all members and this process: with 0 or, after Ctrl-C, 130. A second one ends it at once.
     ///
     /// Members end with the thread that starts them: who wants them to be started again calls [`Self::tend`], now and
     /// then, from the same thread.
-    pub(super) fn new(folder: tempfile::TempDir, logs: Logs, restarts: Restarts) -> Result<Self> {
+    pub(super) fn new(
+        folder: tempfile::TempDir,
+        (logs, restarts): (Logs, Restarts),
+        drain_timeout: Duration,
+    ) -> Result<Self> {
         let members: Arc<Mutex<Vec<Member>>> = Arc::default();
         let (doomed, path) = (members.clone(), folder.path().to_owned());
         signals::handle(move |ask| {
@@ -173,7 +178,7 @@ impl Supervisor {
             thread::spawn(move || {
                 // Held until the end: nobody else is to see that no member is left, and end this process as failed.
                 let mut doomed = doomed.lock().expect("no holder of this lock panics");
-                drain(&mut doomed, ask);
+                drain(&mut doomed, ask, drain_timeout);
                 kill_all(&mut doomed);
                 // `exit` runs no destructor; what cannot be removed is left to the system.
                 let _ = fs::remove_dir_all(&path);
@@ -207,6 +212,8 @@ impl Supervisor {
     /// What runs a member, which neither reads nor writes.
     fn command(&self, role: &[String], name: &str) -> Result<Command> {
         let mut command = Command::new(std::env::current_exe().context("cannot find this binary")?);
+        // Its file may have a name that means something.
+        command.arg0(env!("CARGO_PKG_NAME"));
         let parent = std::process::id().to_string();
         command
             .args(role)
@@ -217,9 +224,9 @@ impl Supervisor {
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         match self.logs {
-            Logs::Inherited(format) => {
+            Logs::Inherited(format, level) => {
                 let format = format.to_possible_value().expect("every format has a name");
-                command.args(["--log-format", format.get_name()]);
+                command.args(["--log-format", format.get_name(), "--log-level", &level.to_string()]);
             }
             Logs::Files => {
                 // What it said in former lives stays.
@@ -375,7 +382,7 @@ impl Drop for Supervisor {
 
 /// Lets frontends answer what is under way, while there are a scheduler and backends that they need for it; they are
 /// told as this process was.
-fn drain(members: &mut [Member], ask: Ask) {
+fn drain(members: &mut [Member], ask: Ask, timeout: Duration) {
     let signal = if ask == Ask::Terminate { Signal::TERM } else { Signal::INT };
     let frontends = members.iter_mut().filter(|member| member.name.starts_with("frontend"));
     let mut frontends: Vec<&mut Child> = frontends.filter_map(|member| member.process.child_mut()).collect();
@@ -383,7 +390,7 @@ fn drain(members: &mut [Member], ask: Ask) {
         // It may have ended already.
         let _ = kill_process(Pid::from_child(child), signal);
     }
-    let until = Instant::now() + DRAIN_TIMEOUT;
+    let until = Instant::now() + timeout;
     while frontends.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) && Instant::now() < until {
         thread::sleep(DRAIN_POLL);
     }

@@ -11,9 +11,10 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use gateway::config::ModelControlMode;
 use repository::{Executor, Model, Processor, Refused, Repository};
+use tracing::level_filters::LevelFilter;
 use transport::Address;
 
-use super::{BackendLayout, Cluster, LOOK, Layout, Wiring, gpus};
+use super::{BackendLayout, Cluster, LOOK, Layout, Wiring, gpus, tritonserver};
 use crate::{
     config_file::{read_config, read_written},
     notices, role,
@@ -80,15 +81,30 @@ pub(crate) struct UpArgs {
     /// How members write their logs to stderr
     #[arg(long, value_enum, default_value_t)]
     pub(crate) log_format: role::LogFormat,
+    #[command(flatten)]
+    pub(super) triton: tritonserver::Flags,
 }
 
 impl UpArgs {
-    fn layout(&self) -> Result<Layout> {
+    /// The repository, if a flag names one.
+    fn repository(&self) -> Result<Option<&Path>> {
+        Ok(self.triton.repository()?.or(self.repository.as_deref()))
+    }
+
+    /// The cluster, with Triton's defaults if `is_triton`, or if one of its flags is given.
+    pub(super) fn layout(&self, is_triton: bool) -> Result<Layout> {
+        let has_triton_defaults = self.config.is_none() && (is_triton || self.triton.are_given());
         let mut layout = match &self.config {
+            None if has_triton_defaults => tritonserver::Flags::defaults(),
             None => Layout { backend: Vec::new(), ..Layout::default() },
             Some(file) => read_config(file)?,
         };
-        layout.repository = self.repository.clone().or(layout.repository);
+        layout.repository = self.repository()?.map(Path::to_owned).or(layout.repository);
+        ensure!(
+            !has_triton_defaults || layout.repository.is_some() || !self.model.is_empty(),
+            "--model-repository: found none, expected the folder of models"
+        );
+        self.triton.apply(&mut layout)?;
         if layout.backend.is_empty() {
             let all = || vec![BackendLayout::new(1, Vec::new())];
             let is_demo = layout.repository.is_none() && self.model.is_empty();
@@ -97,7 +113,6 @@ impl UpArgs {
         if let Some(executor) = self.executor {
             layout.backend.iter_mut().for_each(|backend| backend.executor = executor);
         }
-        layout.strict |= self.strict;
         if let Some(http) = &self.http {
             layout.http = vec![transport::own_address("--http", http)?];
         }
@@ -118,7 +133,11 @@ impl UpArgs {
         if !self.load_model.is_empty() {
             let is_all = self.load_model.iter().any(|name| name == "*");
             layout.load_models = (!is_all).then(|| self.load_model.clone());
+        } else if has_triton_defaults && layout.model_control_mode == ModelControlMode::Explicit {
+            layout.load_models = Some(Vec::new());
         }
+        self.triton.apply_to_models(&mut layout, has_triton_defaults);
+        layout.strict |= self.strict;
         ensure!(
             layout.load_models.is_none() || layout.model_control_mode == ModelControlMode::Explicit,
             "--load-model: expected --model-control-mode explicit, found {:?}",
@@ -135,8 +154,9 @@ impl UpArgs {
 
 /// Runs a cluster until this process is interrupted. Members that end are started again, unless they were told to end,
 /// or cannot be started at all.
-pub(crate) fn up(args: &UpArgs) -> Result<()> {
-    let mut layout = args.layout()?;
+pub(crate) fn up(args: &UpArgs, is_triton: bool) -> Result<()> {
+    let mut layout = args.layout(is_triton)?;
+    args.triton.idle().iter().for_each(|line| notices::tell(line));
     let folder = private_folder()?;
     if !args.model.is_empty() {
         layout.repository = Some(lay_out(&args.model, &folder.path().join("models"))?);
@@ -147,11 +167,12 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let repository = found.context(key)?;
     let Repository { models, refused, .. } = &repository;
     for Refused { name, version, reason } in refused {
-        ensure!(!layout.strict, "model {name}: {reason}");
+        let is_needed = layout.strict || (layout.ends_without_models && layout.loads_at_start(name));
+        ensure!(!is_needed, "model {name}: {reason}");
         let version = if version.is_empty() { String::new() } else { format!(" version {version}") };
         notices::warn(&format!("model {name}{version} is not served: {reason}"));
     }
-    if let ([backend], Some(_)) = (&mut layout.backend[..], &args.repository)
+    if let ([backend], Some(_)) = (&mut layout.backend[..], args.repository()?)
         && backend.models.is_empty()
     {
         backend.programs = programs(models);
@@ -163,7 +184,8 @@ pub(crate) fn up(args: &UpArgs) -> Result<()> {
     let found = layout.find_onnxruntime();
     notices::tell(&format!("ONNX models run by {}", layout.engines(&found)));
     gpus::line(&layout, models).iter().for_each(|line| notices::tell(line));
-    let cluster = Cluster::start(folder, layout, Logs::Inherited(args.log_format), Restarts::All)?;
+    let logs = Logs::Inherited(args.log_format, args.triton.log_level().unwrap_or(LevelFilter::INFO));
+    let cluster = Cluster::start(folder, layout, logs, Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
         notices::tell(&format!("{name}: process {process}"));
     }
@@ -312,6 +334,7 @@ fn wait_for_models(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
         });
         if !given_up.is_empty() {
             let names = repository::told(given_up.into_iter());
+            ensure!(!cluster.layout.ends_without_models, "no backend could load {names}, see the log");
             notices::warn(&format!("not served, as no backend could load it, see the log: {names}"));
         }
         if told.elapsed() > PROGRESS_EVERY && !missing.is_empty() {
@@ -336,7 +359,7 @@ mod tests {
             args: UpArgs,
         }
         let line: Line = clap::Parser::parse_from(["up"].iter().chain(words));
-        line.args.layout().unwrap()
+        line.args.layout(false).unwrap()
     }
 
     /// The backend's keys were once left out without a word.

@@ -1,5 +1,7 @@
 //! Single rules, with a world that does nothing by itself.
 
+use repository::Refused;
+
 use super::*;
 
 /// A world whose frontend has joined, without faults and clients.
@@ -115,12 +117,20 @@ fn one_whose_models_were_all_unloaded_is_ready_once_it_knows_the_clock() {
         let (name, state) = (name.to_owned(), ModelState::Unloaded);
         world.tell_now(&SchedulerToFrontend::ModelState { name, state, loads: 0, brought: None });
     };
+    let (all, one) = (["*".to_owned()], &names[..1]);
+    assert!(!world.core.is_ready_with(&[]), "no clock yet");
     world.tell_clock_now();
+    assert!(world.core.is_ready_with(&[]) && world.core.is_ready_with(&["another".to_owned()]));
     for name in &names {
+        assert!(!world.core.is_ready_with(&all), "'{name}' is needed and nobody hosts it");
+        assert_eq!(world.core.is_ready_with(one), *name != names[0]);
         assert!(!world.core.is_ready(), "'{name}' is to be served and nobody hosts it");
         unload(&mut world, name);
     }
-    assert!(world.core.is_ready());
+    assert!(world.core.is_ready() && world.core.is_ready_with(&all));
+    let (name, version) = ("refused".to_owned(), String::new());
+    world.core.handle_refused(Refused { name, version, reason: "its file is empty".to_owned() });
+    assert!(world.core.is_ready() && !world.core.is_ready_with(&all) && world.core.is_ready_with(one));
     let mut unclear = joined();
     names.iter().for_each(|name| unload(&mut unclear, name));
     assert!(!unclear.core.is_ready(), "no clock yet");
