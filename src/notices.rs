@@ -18,13 +18,11 @@ pub(crate) fn write_as(format: LogFormat) {
 }
 
 /// What goes on, on stdout.
-#[cfg(feature = "tools")]
 pub(crate) fn tell(text: &str) {
     println!("{}", told(text));
 }
 
 /// The same as a line.
-#[cfg(feature = "tools")]
 pub(crate) fn told(text: &str) -> String {
     line("INFO", text).unwrap_or_else(|| text.to_owned())
 }

@@ -1,8 +1,9 @@
 //! One role of a cluster: reads its configuration file and runs it.
 
 use std::{
+    collections::BTreeSet,
     io::IsTerminal as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -12,6 +13,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use backend::executor::Programs;
 use gateway::service::SetLogLevel;
+use repository::Repository;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::de::DeserializeOwned;
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
@@ -27,7 +29,7 @@ use tracing_subscriber::{
 use crate::{
     asking::Asking,
     config_file::read_config,
-    panics,
+    notices, panics,
     signals::{self, Ask},
 };
 
@@ -37,6 +39,9 @@ pub(crate) struct Args {
     /// The role's configuration file (TOML)
     #[arg(long)]
     config: PathBuf,
+    /// Read this file and all that it names, say what that was, and end: nothing is opened or started
+    #[arg(long)]
+    check: bool,
     /// How the log is written to stderr
     #[arg(long, value_enum, default_value_t)]
     pub log_format: LogFormat,
@@ -67,6 +72,23 @@ impl Args {
         }
         read_config(&self.config)
     }
+
+    /// Says what has been read by `--check`.
+    fn tell_checked(&self, member: &str) {
+        notices::tell(&format!("{}: checked, and nothing opened: {member}", self.config.display()));
+    }
+}
+
+/// A repository, for a line.
+pub(crate) fn told(folder: &Path, found: &Repository) -> String {
+    let models = found.models.iter().chain(&found.ensembles);
+    let served: BTreeSet<&str> = models.map(|model| model.name.as_str()).collect();
+    let refused: BTreeSet<&str> = found.refused.iter().map(|refused| refused.name.as_str()).collect();
+    let list = |names: &BTreeSet<&str>| match names.is_empty() {
+        true => "none".to_owned(),
+        false => repository::told(names.iter().copied()),
+    };
+    format!("models of {}: {}; refused: {}", folder.display(), list(&served), list(&refused))
 }
 
 /// Ties this process's life to its parent's: called by a member as its first act.
@@ -124,7 +146,13 @@ pub(crate) fn init_logging(args: &Args) -> (SetLogLevel, WorkerGuard) {
 /// Runs a scheduler until it is told to end, and has finished what it had.
 pub(crate) fn scheduler(args: &Args) -> Result<()> {
     let (_, _log) = init_logging(args);
-    let config = args.start()?;
+    let config: scheduler::config::Config = args.start()?;
+    if args.check {
+        scheduler::process::check(&config)?;
+        let (name, listen) = (config.fabric.member_name(), &config.listen);
+        args.tell_checked(&format!("scheduler {name} at {listen}, policy {}", config.policy));
+        return Ok(());
+    }
     Ok(scheduler::process::run(&config, &*stop_flag()?)?)
 }
 
@@ -132,7 +160,16 @@ pub(crate) fn scheduler(args: &Args) -> Result<()> {
 /// certificates anew.
 pub(crate) fn frontend(args: &Args) -> Result<()> {
     let (set_log_level, _log) = init_logging(args);
-    let config = args.start()?;
+    let config: gateway::Config = args.start()?;
+    if args.check {
+        let found = gateway::check(&config)?;
+        let at = [("http", &config.http), ("grpc", &config.grpc)].map(|(protocol, address)| {
+            address.as_ref().map(|address| format!(", {protocol}://{address}")).unwrap_or_default()
+        });
+        let (name, found) = (config.network.member_name(), told(&config.repository, &found));
+        args.tell_checked(&format!("frontend {name}{}, {found}", at.concat()));
+        return Ok(());
+    }
     let running = Arc::new(OnceLock::<gateway::Control>::new());
     let (control, file) = (Arc::clone(&running), args.config.clone());
     signals::handle(move |ask| match (ask, control.get()) {
@@ -155,7 +192,13 @@ pub(crate) fn frontend(args: &Args) -> Result<()> {
 /// Runs a backend until it is told to end, and has finished its plans.
 pub(crate) fn backend(args: &Args) -> Result<()> {
     let (_, _log) = init_logging(args);
-    let config = args.start()?;
+    let config: backend::config::Config = args.start()?;
+    if args.check {
+        let found = told(&config.repository, &backend::drive::check(&config)?);
+        let (name, gpus) = (config.network.member_name(), config.gpus.count());
+        args.tell_checked(&format!("backend {name}, GPUs: {gpus}, {found}"));
+        return Ok(());
+    }
     let programs = Programs::default().asking(Asking::of(&config)?);
     Ok(backend::drive::run_with(&config, programs, &*stop_flag()?)?)
 }

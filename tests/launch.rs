@@ -1,4 +1,4 @@
-//! How processes are launched: `tritonserver`'s command lines, as manifests have them.
+//! How processes are launched: `tritonserver`'s command lines, as manifests have them, and `--check`.
 #![allow(clippy::disallowed_methods)] // Real processes, real time.
 
 #[path = "common/http.rs"]
@@ -162,4 +162,75 @@ fn a_model_that_cannot_be_loaded_ends_tritonserver_before_it_serves() {
     let said = text(&unknown.stderr);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(said.starts_with("downbeat: unexpected argument '--grpc-restricted-protocol' found"), "{said}");
+}
+
+/// What `--check` says of a role's file, or of a cluster's: a line and the exit code.
+fn check(role: &str, file: &Path) -> (Option<i32>, String, String) {
+    let ended = run(Path::new(BINARY), &[role, "--check", "--config", file.to_str().unwrap()]);
+    (ended.status.code(), text(&ended.stdout), text(&ended.stderr))
+}
+
+#[test]
+fn a_check_reads_what_a_start_reads_and_opens_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    repository(&models, &["a", "b"], true);
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "a secret of many bytes\n").unwrap();
+    // Another process has the port, which a start could not take.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap();
+    let (shown, secret) = (models.display(), secret.display());
+    let network = format!("name = 'm1'\nsecret_file = '{secret}'\naddress = '{at}'\n");
+    let client = format!("scheduler = 'nowhere.invalid:7400'\nrepository = '{shown}'\n{network}");
+    let found = format!("models of {shown}: a, b; refused: broken");
+    let file = folder.path().join("file.toml");
+    for (role, keys, expected) in [
+        ("scheduler", format!("listen = '{at}'\n{network}"), format!("scheduler m1 at {at}, policy downbeat")),
+        ("frontend", format!("http = '{at}'\n{client}"), format!("frontend m1, http://{at}, {found}")),
+        ("backend", format!("gpus = 2\n{client}"), format!("backend m1, GPUs: 2, {found}")),
+    ] {
+        fs::write(&file, &keys).unwrap();
+        let line = format!("{}: checked, and nothing opened: {expected}\n", file.display());
+        let (code, said, log) = check(role, &file);
+        assert_eq!((code, said), (Some(0), line), "{log}");
+        assert_eq!(log.contains("model 'broken' is not served: "), role != "scheduler", "{log}");
+        for (from, to, wrong) in [
+            ("name = 'm1'", "name = '${NOT_SET}'", "name: found ${NOT_SET}, and no such variable"),
+            ("secret'\n", "secrets'\n", "secret_file: "),
+            ("name = ", "nime = ", "unknown field `nime`"),
+            (
+                "name = ",
+                "tls = { certificate = 'c.pem', key = 'k.pem', authority = 'a.pem' }\nname = ",
+                "tls.certificate",
+            ),
+            ("name = ", "faults = { loss = 2.0 }\nname = ", "faults.loss"),
+        ] {
+            fs::write(&file, keys.replace(from, to)).unwrap();
+            let (code, said, log) = check(role, &file);
+            assert_eq!((code, said.as_str(), log.lines().count()), (Some(2), "", 1), "{role}: {log}");
+            assert!(log.contains(wrong), "{role}: {log}, expected {wrong}");
+        }
+    }
+    for (role, keys, wrong) in [
+        ("scheduler", format!("listen = '{at}'\npolicy = 'lazy'\n{network}"), "policy: "),
+        ("frontend", format!("strict = true\n{client}"), "broken"),
+        ("frontend", format!("arena_bytes = 1\n{client}"), "arena_bytes"),
+        ("frontend", format!("clients.tls = {{ certificate = 'c.pem', key = 'k.pem' }}\n{client}"), "clients.tls."),
+        ("frontend", client.replace("/models'", "/none'"), "none"),
+        ("backend", format!("strict = true\n{client}"), "broken"),
+        ("backend", format!("pinned = ['z']\n{client}"), "pinned: found z, expected some of: a, b, broken"),
+        ("backend", client.replace("/models'", "/none'"), "none"),
+    ] {
+        fs::write(&file, keys).unwrap();
+        let (code, said, log) = check(role, &file);
+        assert_eq!((code, said.as_str()), (Some(2), ""), "{role}: {log}");
+        assert!(log.lines().last().is_some_and(|line| line.contains(wrong)), "{role}: {log}, expected {wrong}");
+    }
+    fs::write(&file, format!("http = ['{at}']\ngrpc = []\nrepository = '{shown}'\n")).unwrap();
+    let (code, said, log) = check("up", &file);
+    assert_eq!((code, said), (Some(0), format!("checked, and nothing opened: backends: 1, {found}\n")), "{log}");
+    fs::write(&file, format!("http = ['{at}']\ngrpc = []\nrepository = '{shown}'\npolicy = 'lazy'\n")).unwrap();
+    let (code, said, log) = check("up", &file);
+    assert!(code == Some(2) && said.is_empty() && log.contains("policy: "), "{log}");
 }

@@ -38,7 +38,7 @@ use proto::{
     LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
     scheduler_to_frontend::REASON_BYTES_MAX,
 };
-use repository::{Model, Precision, Processor, Refused, Stamps, Store};
+use repository::{Model, Precision, Processor, Refused, Repository, Stamps, Store};
 use transport::{Address, Clock, EndpointConfig};
 
 use crate::{
@@ -94,6 +94,18 @@ pub fn run_with(config: &Config, programs: Programs, stop: &AtomicBool) -> Resul
 /// As [`run`].
 pub fn run_on(config: &Config, stop: &AtomicBool, open: Box<OpenDriver>) -> Result<(), BackendError> {
     serve(config, (Programs::default(), open), stop)
+}
+
+/// Reads what [`run`] reads before it opens or loads anything, and yields the repository.
+///
+/// # Errors
+/// If the configuration, a file that it names, or the repository is wrong.
+pub fn check(config: &Config) -> Result<Repository, BackendError> {
+    config.scheduler_list()?;
+    config.network.check()?;
+    let found = repository::load(&config.repository)?.checked(config.strict)?;
+    Lanes::of(config, &mut config.place(found.clone())?)?;
+    Ok(found)
 }
 
 fn serve(

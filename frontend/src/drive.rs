@@ -18,7 +18,7 @@ use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
     Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, Memory, MemoryWindow,
-    MemoryWindows, OpenError, PostError, Region,
+    MemoryWindows, OpenError, OwnAddress, PostError, Region,
 };
 
 use crate::{
@@ -27,7 +27,8 @@ use crate::{
     core::{Core, CoreConfig, Destination, Output},
     desk::{Desk, Observer},
     readiness::Readiness,
-    slots::ArenaTooSmall,
+    slots::{ArenaTooSmall, SlotSize},
+    tasks::Tasks,
 };
 
 /// Tasks, such as clients' connections, that have a turn between two turns of the transport's loop. With many more,
@@ -76,6 +77,43 @@ pub struct Frontend {
     unsent: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
 }
 
+/// Reads what a frontend reads before it opens anything, and yields the repository.
+///
+/// # Errors
+/// If the configuration, a file that it names, or the repository is wrong.
+pub fn check(config: &Config) -> Result<Repository, FrontendError> {
+    let schedulers = transport::scheduler_list(None, &config.schedulers).map_err(FrontendError::Config)?;
+    config.network.check()?;
+    if let Some(OwnAddress::At(link)) = &config.link
+        && let Some(link) = link.ip()
+    {
+        check_link(link, &schedulers)?;
+    }
+    let (repository, bytes) = read(config)?;
+    let sizes = repository.models.iter().map(|model| SlotSize::new(model.input_bytes(), model.output_bytes()));
+    Tasks::new(bytes, &sizes.collect::<Vec<_>>())?;
+    Ok(repository)
+}
+
+/// The repository, and the bytes of an arena for it.
+fn read(config: &Config) -> Result<(Repository, usize), FrontendError> {
+    let repository = repository::load(&config.repository)?.checked(config.strict)?;
+    let bytes = config.arena_bytes.unwrap_or_else(|| arena::bytes_for(&repository.models, Memory::here()));
+    Ok((repository, bytes))
+}
+
+fn check_link(link: SocketAddr, schedulers: &[Address]) -> Result<(), FrontendError> {
+    if link.ip().is_unspecified() {
+        let expected = "an address of this host that backends can reach";
+        return Err(FrontendError::Config(format!("link: found {link}, expected {expected}")));
+    }
+    if schedulers.iter().any(|scheduler| scheduler.ip() == Some(link)) {
+        let found = format!("schedulers: found {link}, which is this frontend's own `link`");
+        return Err(FrontendError::Config(format!("{found}, expected schedulers only")));
+    }
+    Ok(())
+}
+
 impl Frontend {
     /// Reads the repository, allocates the arena and opens all sockets. `observer` counts; `()` does not.
     ///
@@ -98,18 +136,9 @@ impl Frontend {
         let link = link.or(own.map(|ip| SocketAddr::new(ip, 0))).ok_or_else(|| {
             FrontendError::Config(format!("link: expected, as arm {} was given no address", config.network.arm))
         })?;
-        if link.ip().is_unspecified() {
-            let expected = "an address of this host that backends can reach";
-            return Err(FrontendError::Config(format!("link: found {link}, expected {expected}")));
-        }
-        if schedulers.iter().any(|scheduler| scheduler.ip() == Some(link)) {
-            let found = format!("schedulers: found {link}, which is this frontend's own `link`");
-            return Err(FrontendError::Config(format!("{found}, expected schedulers only")));
-        }
-        let Repository { mut models, ensembles, refused } =
-            repository::load(&config.repository)?.checked(config.strict)?;
+        check_link(link, &schedulers)?;
+        let (Repository { mut models, ensembles, refused }, bytes) = read(config)?;
         let store = config.load_files.as_deref().map(Store::open).transpose()?;
-        let bytes = config.arena_bytes.unwrap_or_else(|| arena::bytes_for(&models, Memory::here()));
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
             connections_max: connections_max(config.links_max, schedulers.len()),

@@ -30,7 +30,7 @@ mod testing;
 
 pub use client::{Client, Infer, Inferred, OutputTensor};
 pub use config::Config;
-pub use drive::{Frontend, FrontendError};
+pub use drive::{Frontend, FrontendError, check};
 pub use error::InferError;
 pub use models::excerpt;
 pub use request::InputTensor;

@@ -15,6 +15,7 @@ use frontend::{
     desk::{Desk, Observer},
     models::ServedModel,
 };
+use repository::Repository;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use transport::{Address, OpenError};
@@ -27,7 +28,7 @@ use crate::{
     server::{Gate, Server},
     service::{Service, SetLogLevel},
     trace::Tracing,
-    trace_file::TraceFile,
+    trace_file::{self, TraceFile},
     vital::Vital,
 };
 
@@ -134,6 +135,27 @@ pub fn run(config: &Config, set_log_level: SetLogLevel, controlled: impl FnOnce(
     gateway.run(std::future::pending())
 }
 
+/// Reads what [`run`] reads before it opens anything, and yields the repository.
+///
+/// # Errors
+/// If the configuration, a file that it names, or the repository is wrong.
+pub fn check(config: &Config) -> Result<Repository, GatewayError> {
+    Poll::of(config)?;
+    let repository = frontend::check(&config.frontend()?)?;
+    Gate::open(config).map_err(GatewayError::Config)?;
+    check_traces(config).map_err(GatewayError::Config)?;
+    config.otlp.as_ref().map(export::check).transpose().map_err(GatewayError::Config)?;
+    config.trace.file.as_deref().map(trace_file::check).transpose().map_err(GatewayError::Config)?;
+    Ok(repository)
+}
+
+fn check_traces(config: &Config) -> Result<(), String> {
+    if config.otlp.is_some() && config.trace != TraceConfig::default() {
+        return Err("trace: found it beside otlp, expected one of the two: traces go to one place".to_owned());
+    }
+    Ok(())
+}
+
 impl Gateway {
     /// Opens the frontend and the listeners. Without `set_log_level` the log is not the clients' to change.
     ///
@@ -159,10 +181,7 @@ impl Gateway {
             service = service.taking_files(loads::Intake::new(store, config.load_files_bytes_max));
         }
         if config.trace != TraceConfig::default() {
-            if config.otlp.is_some() {
-                let text = "trace: found it beside otlp, expected one of the two: traces go to one place";
-                return Err(GatewayError::Config(text.to_owned()));
-            }
+            check_traces(config).map_err(GatewayError::Config)?;
             let file = config.trace.file.as_deref().map(|file| TraceFile::open(file, record.traces().clone()));
             service = service.tracing_to(file.transpose().map_err(GatewayError::Config)?, config.trace.rate);
         }

@@ -68,10 +68,7 @@ impl From<io::Error> for Refused {
 /// # Errors
 /// One line that names the key, and tells what was found and expected.
 pub(crate) fn start(otlp: &Otlp, traces: Traces) -> Result<mpsc::Sender<Trace>, String> {
-    if otlp.queue_max == 0 {
-        return Err("otlp.queue_max: found 0, expected at least 1".to_owned());
-    }
-    let collector = Collector::of(otlp)?;
+    let collector = collector(otlp)?;
     let (queue, waiting) = mpsc::channel(otlp.queue_max);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("otlp: the exporter cannot be set up: {error}"))?;
@@ -81,6 +78,21 @@ pub(crate) fn start(otlp: &Otlp, traces: Traces) -> Result<mpsc::Sender<Trace>, 
         .spawn(run)
         .map_err(|error| format!("otlp: the exporter cannot be set up: {error}"))?;
     Ok(queue)
+}
+
+/// Reads what [`start`] does.
+///
+/// # Errors
+/// As it.
+pub(crate) fn check(otlp: &Otlp) -> Result<(), String> {
+    collector(otlp).map(drop)
+}
+
+fn collector(otlp: &Otlp) -> Result<Collector, String> {
+    if otlp.queue_max == 0 {
+        return Err("otlp.queue_max: found 0, expected at least 1".to_owned());
+    }
+    Collector::of(otlp)
 }
 
 /// Now, in nanoseconds since 1970.

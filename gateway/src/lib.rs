@@ -41,4 +41,4 @@ pub mod trace_file;
 mod vital;
 
 pub use config::Config;
-pub use drive::{Control, Gateway, GatewayError, run};
+pub use drive::{Control, Gateway, GatewayError, check, run};

@@ -25,13 +25,28 @@ pub struct TraceFile {
     traces: Traces,
 }
 
+/// Whether the file could be opened: it can be, or is yet to be made in a folder that is there.
+///
+/// # Errors
+/// If not: one line.
+pub(crate) fn check(path: &Path) -> Result<(), String> {
+    let opened = OpenOptions::new().append(true).open(path).map(drop);
+    let is_yet_to_come = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    opened.or_else(|error| if is_yet_to_come(&error) && folder.is_dir() { Ok(()) } else { Err(failed(path, &error)) })
+}
+
+fn failed(path: &Path, cause: &io::Error) -> String {
+    format!("trace.file: {}: {cause}", path.display())
+}
+
 impl TraceFile {
     /// Opens the file, which keeps what it has.
     ///
     /// # Errors
     /// If it cannot be written: one line.
     pub fn open(path: &Path, traces: Traces) -> Result<Self, String> {
-        let failed = |cause| format!("trace.file: {}: {cause}", path.display());
+        let failed = |cause| failed(path, &cause);
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(failed)?;
         let (queue, waiting) = sync_channel(QUEUE_MAX);
         let of_thread = (path.to_owned(), traces.clone());

@@ -59,6 +59,19 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     }
 }
 
+/// Reads what [`run`] reads before it opens anything.
+///
+/// # Errors
+/// If the configuration, or a file that it names, is wrong.
+pub fn check(config: &Config) -> Result<(), RunError> {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let cluster = config.cluster_config(cores)?;
+    if cluster.model_threads > 1 {
+        threads::check_cores(config, cluster.model_threads)?;
+    }
+    Ok(config.fabric.check()?)
+}
+
 /// What tells operators of the cluster.
 fn status(config: &Config, board: Board) -> Status {
     let alone = std::slice::from_ref(&config.listen);

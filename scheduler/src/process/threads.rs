@@ -179,7 +179,7 @@ pub(super) fn run(
     }
 }
 
-fn check_cores(config: &Config, model_threads: u16) -> Result<(), RunError> {
+pub(super) fn check_cores(config: &Config, model_threads: u16) -> Result<(), RunError> {
     let threads = usize::from(model_threads) + 1;
     if config.cores.len() > threads {
         let expected = format!("at most {threads}: the RankThread's, then the ModelThreads'");

@@ -78,6 +78,9 @@ pub(crate) struct UpArgs {
     /// [default: 64 MiB]
     #[arg(long)]
     cache_bytes: Option<u32>,
+    /// Read the file, the repository and all that they name, say what that was, and end: nothing is opened or started
+    #[arg(long)]
+    check: bool,
     /// How members write their logs to stderr
     #[arg(long, value_enum, default_value_t)]
     pub(crate) log_format: role::LogFormat,
@@ -181,6 +184,13 @@ pub(crate) fn up(args: &UpArgs, is_triton: bool) -> Result<()> {
         say_that_there_is_none(&layout, refused)?;
     }
     check_models(&layout, &repository, !args.load_model.is_empty())?;
+    if args.check {
+        layout.check()?;
+        let backends = layout.backend.len();
+        let found = role::told(layout.repository(), &repository);
+        notices::tell(&format!("checked, and nothing opened: backends: {backends}, {found}"));
+        return Ok(());
+    }
     let found = layout.find_onnxruntime();
     notices::tell(&format!("ONNX models run by {}", layout.engines(&found)));
     gpus::line(&layout, models).iter().for_each(|line| notices::tell(line));

@@ -26,6 +26,7 @@ use crate::{
     arm_name::ArmName,
     limits::ROCE_PORT,
     resolve::{own_or_routed, source_address},
+    tls::Tls,
 };
 
 /// What the file of every role says of the network. A role's configuration has a field of this type whose keys
@@ -76,6 +77,22 @@ impl NetworkConfig {
     /// One line that names the key and the file, what was found and what was expected.
     pub fn secrets(&self) -> Result<Secrets, OpenError> {
         self.secret.open()
+    }
+
+    /// Reads the files that these keys name, as a start does. No name is looked up, and nothing is opened.
+    ///
+    /// # Errors
+    /// One line that names the key and, if it is about one, the file.
+    pub fn check(&self) -> Result<(), OpenError> {
+        self.secrets()?.check()?;
+        self.tls.as_ref().map(Tls::load).transpose()?;
+        let address = match &self.address {
+            Some(OwnAddress::At(address)) => address.ip(),
+            Some(OwnAddress::Auto(_)) | None => None,
+        };
+        // Whether there is one to share may only be known once names are looked up.
+        let is_shared = self.shared_address && address.is_some();
+        Arm::choose(&self.arm, address, is_shared, self.faults, self.verbs).map(drop)
     }
 
     /// The arm, if the role's own address (say, that of its TCP listener) is `own`. Names are looked up now, and so is
