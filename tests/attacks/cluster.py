@@ -45,6 +45,23 @@ parameters {{ key: "alpha_ms" value: {{ string_value: "0.1" }} }}
 parameters {{ key: "beta_ms" value: {{ string_value: "{beta_ms}" }} }}
 """
 KEPT_BYTES = 64 << 10
+# Gives a row of 16 MiB back, and an ensemble that asks it sixteen times, side by side, for each request.
+WIDE_BYTES, WIDE_STEPS = 16 << 20, 16
+WIDE_TENSORS = f"""max_batch_size: 1
+input [ {{ name: "x" data_type: TYPE_UINT8 dims: [ {WIDE_BYTES} ] }} ]
+output [ {{ name: "y" data_type: TYPE_UINT8 dims: [ {WIDE_BYTES} ] }} ]
+parameters {{ key: "slo_ms" value: {{ string_value: "20000" }} }}
+"""
+WIDE_MEMBER = f"""backend: "emulated"
+{WIDE_TENSORS}
+parameters {{ key: "alpha_ms" value: {{ string_value: "1" }} }}
+parameters {{ key: "beta_ms" value: {{ string_value: "1" }} }}
+"""
+WIDE_STEP = """step { model_name: "wide_member" model_version: -1 input_map { key: "x" value: "x" }
+output_map { key: "y" value: "%s" } }
+"""
+WIDE = f'platform: "ensemble"\n{WIDE_TENSORS}ensemble_scheduling {{\n'
+WIDE += "".join(WIDE_STEP % (f"y{number}" if number else "y") for number in range(WIDE_STEPS)) + "}\n"
 # Of all answers that a frontend keeps.
 CACHE_BYTES = 8 << 20
 
@@ -70,6 +87,7 @@ LAYOUTS = {
     "full-log": Layout(log="/dev/full"),
     "unread-log": Layout(log="unread"),
     "kept": Layout(backends=((1, ("digits",)), (1, ("kept", "kept_slow")))),
+    "wide": Layout(backends=((1, ("digits",)), (1, ("wide_member",)))),
     "cut-off": Layout(backends=((1, ("digits",)), (1, ("digits",))), cut_off=True),
 }
 
@@ -150,6 +168,9 @@ def make_repository():
     for name, beta_ms in (("kept", 0.5), ("kept_slow", 500)):
         (REPOSITORY / name / "1").mkdir(parents=True)
         text = KEPT_MODEL.format(name=name, bytes=KEPT_BYTES, beta_ms=beta_ms)
+        (REPOSITORY / name / "config.pbtxt").write_text(text)
+    for name, text in (("wide_member", WIDE_MEMBER), ("wide", WIDE)):
+        (REPOSITORY / name / "1").mkdir(parents=True)
         (REPOSITORY / name / "config.pbtxt").write_text(text)
 
 
