@@ -163,7 +163,7 @@ impl<'a> Calls<'a> {
                 return Err(format!("call {id} is under way already, expected another number"));
             }
             if self.under_way.len() >= CALLS_MAX {
-                return Err(format!("found {CALLS_MAX} calls under way, expected at most as many with this one"));
+                return Err(format!("found {CALLS_MAX} calls under way, expected fewer"));
             }
             if self.bytes + bytes > BYTES_MAX {
                 let found = self.bytes + bytes;
