@@ -45,7 +45,8 @@ fn each_flag_is_a_setting() {
     let found = layout(
         "--model-repository /m --http-address=127.0.0.2 --grpc-address ::1 --metrics-port 9002 --id=t \
          --exit-on-error=0 --strict-readiness=OFF --exit-timeout-secs=60 --cache-config=local,size=1048576 \
-         --http-max-input-size=2097152 --metrics-config=summary_latencies=true --model-control-mode=poll --repository-poll-secs=5",
+         --http-max-input-size=2097152 --metrics-config=summary_latencies=true --model-control-mode=poll \
+         --repository-poll-secs=5",
     );
     assert_eq!((&found.http[..], &found.grpc[..]), (&[at("127.0.0.2:8000")][..], &[at("[::1]:8001")][..]));
     assert_eq!((found.admin, found.server_name.as_str()), (Some(at("127.0.0.2:9002")), "t"));
