@@ -132,7 +132,7 @@ pub(crate) struct Flags {
     /// The address of /metrics [default: as HTTP]
     #[arg(long, value_name = "HOST")]
     metrics_address: Option<String>,
-    /// histogram_latencies=BOOL or summary_latencies=BOOL: as [metrics] has them
+    /// histogram_latencies=BOOL or summary_latencies=BOOL: as the table `metrics` has them
     #[arg(long, value_name = "KEY=VALUE")]
     metrics_config: Vec<String>,
     /// Whether to have a port for /metrics [default: true]
