@@ -429,7 +429,7 @@ mod tests {
             for (expected, behind) in &parts {
                 let (mut line, mut bytes) = (None, None);
                 while bytes.is_none() {
-                    line = line.or(reader.poll().unwrap());
+                    line = line.or_else(|| reader.poll().unwrap());
                     bytes = line.as_ref().and_then(|_| reader.poll_bytes(behind.len()));
                     if bytes.is_none() {
                         let now = rest.split_off(..cuts.next().unwrap().min(rest.len())).unwrap();

@@ -16,7 +16,7 @@ use proto::{
     Span,
     backend_to_program::{Breach, Call, Called, Carried, ToProgram, line},
 };
-use repository::{DataType, Model};
+use repository::{DataType, Model, SLO_MAX};
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
     io::{Errno, read, write},
@@ -30,8 +30,6 @@ use crate::calls::{Callee, Question, Tensor, UnderWay, Waiting, Waits};
 const CALLS_MAX: usize = proto::LatencyProfile::MAX_BATCH;
 /// Bytes of their tensors, there and back.
 const BYTES_MAX: usize = 256 << 20;
-/// Objectives beyond this are none.
-const OBJECTIVE_MAX: Span = repository::SLO_MAX;
 
 /// What a program's calls need.
 #[derive(Debug, Clone)]
@@ -176,7 +174,7 @@ impl<'a> Calls<'a> {
             });
             let inputs = inputs.collect::<Result<_, String>>()?;
             let objective = timeout_us.and_then(|micros| i64::try_from(micros).ok()).filter(|&micros| micros > 0);
-            let objective = objective.map(|micros| Span(micros.saturating_mul(1_000)).min(OBJECTIVE_MAX));
+            let objective = objective.map(|micros| Span(micros.saturating_mul(1_000)).min(SLO_MAX));
             let waiting = waits.begin(model, &callee_name)?;
             Ok((callee, waiting, Question { model: callee_name, version, inputs, objective }))
         };
