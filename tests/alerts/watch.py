@@ -14,8 +14,8 @@ from pathlib import Path
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
 # Beside builds, on two cores.
 PATIENCE_S = 90
-# So many members tell what they count in so many seconds.
-SCRAPE = "500ms"
+# How often members tell what they count, and the finer grid on which queries find each telling.
+SCRAPE, GRID = "500ms", "100ms"
 
 
 def faster(rules):
@@ -68,8 +68,8 @@ class Prometheus:
         return self.ask("query", query=query)["result"]
 
     def over_the_run(self, query):
-        """The series of a query from the start until now."""
-        return self.ask("query_range", query=query, start=self.began, end=time.time(), step="1")["result"]
+        """The series of a query from the start until now: on a grid so fine that what one scrape told is seen."""
+        return self.ask("query_range", query=query, start=self.began, end=time.time(), step=GRID)["result"]
 
     def wait_until_up(self):
         until = time.monotonic() + PATIENCE_S
