@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use backend::calls::{Answered, Callee, Question, Tensor, UnderWay};
 use frontend::{Client, Infer, InferError, Inferred, InputTensor, rope::Rope};
 use proto::member_name::MEMBER_NAME_BYTES_MAX;
@@ -25,31 +25,49 @@ const NAME: &str = "-calls";
 #[derive(Debug)]
 pub(crate) struct Asking {
     config: Mutex<Option<frontend::Config>>,
-    /// Of the thread that waits for answers.
-    questions: Handle,
     /// Once it runs, or why it does not.
-    client: Arc<OnceLock<Result<Shared, String>>>,
+    frontend: Arc<OnceLock<Result<Frontend, String>>>,
 }
 
 /// Shared by all questions.
 #[derive(Clone)]
-struct Shared(Client);
+struct Frontend {
+    client: Client,
+    /// Of the thread that waits for answers.
+    questions: Handle,
+}
 
 impl Asking {
     /// Beside this backend.
     pub(crate) fn of(config: &backend::config::Config) -> Result<Arc<Self>> {
+        let schedulers = config.scheduler_list()?;
         let backend::config::Config { repository, load_files, network, .. } = config;
         let config = frontend::Config {
-            schedulers: config.scheduler_list()?,
+            schedulers: schedulers.clone(),
             load_files: load_files.clone(),
             network: beside(network),
-            ..frontend::Config::new("127.0.0.1:0".parse::<std::net::SocketAddr>()?, "", repository)
+            ..frontend::Config::new(schedulers[0].clone(), "", repository)
         };
-        let runtime = Builder::new_current_thread().build()?;
-        let questions = runtime.handle().clone();
-        let thread = thread::Builder::new().name("calls".to_owned());
-        thread.spawn(move || runtime.block_on(pending::<()>())).context("a thread for calls")?;
-        Ok(Arc::new(Self { config: Mutex::new(Some(config)), questions, client: Arc::default() }))
+        Ok(Arc::new(Self { config: Mutex::new(Some(config)), frontend: Arc::default() }))
+    }
+}
+
+/// Starts a frontend, says how that went, and then waits for answers for ever.
+fn run(config: frontend::Config, told: &OnceLock<Result<Frontend, String>>) {
+    let started = || {
+        let runtime = Builder::new_current_thread().build().map_err(|error| error.to_string())?;
+        let client = ensembles::client::start(config).map_err(|error| error.to_string())?;
+        Ok((client, runtime))
+    };
+    match started() {
+        Ok((client, runtime)) => {
+            let _ = told.set(Ok(Frontend { client, questions: runtime.handle().clone() }));
+            runtime.block_on(pending::<()>());
+        }
+        Err(error) => {
+            tracing::error!("models cannot call others: {error}");
+            let _ = told.set(Err(error));
+        }
     }
 }
 
@@ -68,19 +86,16 @@ impl Callee for Asking {
     /// Names may not be there yet, and a repository may be large: nobody waits for that.
     fn prepare(&self) {
         let Some(config) = self.config.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let client = Arc::clone(&self.client);
-        self.questions.spawn_blocking(move || {
-            let started = ensembles::client::start(config);
-            if let Err(error) = &started {
-                tracing::error!("models cannot call others: {error}");
-            }
-            let _ = client.set(started.map(Shared).map_err(|error| error.to_string()));
-        });
+        let told = Arc::clone(&self.frontend);
+        let spawned = thread::Builder::new().name("calls".to_owned()).spawn(move || run(config, &told));
+        if let Err(error) = spawned {
+            let _ = self.frontend.set(Err(format!("found no thread for them: {error}")));
+        }
     }
 
     fn ask(&self, question: Question, answered: Answered) -> UnderWay {
-        let client = match self.client.get() {
-            Some(Ok(Shared(client))) => client.clone(),
+        let Frontend { client, questions } = match self.frontend.get() {
+            Some(Ok(frontend)) => frontend.clone(),
             Some(Err(error)) => {
                 answered(Err(format!("models cannot call others: {error}")));
                 return Box::new(());
@@ -98,7 +113,7 @@ impl Callee for Asking {
             data: Rope::from(data),
         });
         let infer = Infer { model, version, inputs: inputs.collect(), slo: objective };
-        let task = self.questions.spawn(async move { answered(client.infer(infer).await.map(tensors).map_err(text)) });
+        let task = questions.spawn(async move { answered(client.infer(infer).await.map(tensors).map_err(text)) });
         Box::new(Withdrawn(task.abort_handle()))
     }
 }
@@ -123,8 +138,8 @@ impl Drop for Withdrawn {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Frontend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a frontend")
+        f.write_str("Frontend")
     }
 }
