@@ -243,14 +243,15 @@ impl Members {
     }
 }
 
-/// What each role used between two looks, in nanoseconds; not of one of which a process was there at the first only.
+/// What each role used between two looks, in nanoseconds; not of one of which a process, or a thread, was there at the
+/// first only.
 fn cpu(before: &[(String, Option<ProcessorTime>)], after: &[(String, Option<ProcessorTime>)]) -> CpuNs {
     let sum = |role: &str, part: fn(&ProcessorTime) -> u64| {
-        // A frontend that is done, on a machine that is busy, has ended before it was looked at again; a thread that
-        // has ended took its time with it.
+        // A frontend that is done, on a machine that is busy, has ended before it was looked at again, or its threads
+        // have: they took their time with them.
         let used = before.iter().filter(|(name, _)| name.starts_with(role)).map(|(name, before)| {
             let (_, after) = after.iter().find(|(other, _)| other == name)?;
-            Some(part(after.as_ref()?).saturating_sub(part(before.as_ref()?)) as f64)
+            part(after.as_ref()?).checked_sub(part(before.as_ref()?)).map(|ns| ns as f64)
         });
         used.sum::<Option<f64>>()
     };
@@ -261,5 +262,23 @@ fn cpu(before: &[(String, Option<ProcessorTime>)], after: &[(String, Option<Proc
         frontend: sum("frontend", |time| time.other_threads_ns),
         backend: sum("backend", whole),
         load: sum("frontend", |time| time.first_thread_ns),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_took_its_time_with_it_leaves_its_role_unknown() {
+        let look = |first_thread_ns, other_threads_ns| {
+            let time = ProcessorTime { first_thread_ns, other_threads_ns };
+            vec![("frontend-0".to_owned(), Some(time)), ("scheduler-0".to_owned(), Some(time))]
+        };
+        let found = cpu(&look(5, 7), &look(9, 0));
+        assert_eq!((found.load, found.frontend, found.scheduler), (Some(4.0), None, None));
+        let found = cpu(&look(5, 7), &look(9, 8));
+        assert_eq!((found.load, found.frontend, found.scheduler), (Some(4.0), Some(1.0), Some(5.0)));
+        assert_eq!(cpu(&look(5, 7), &[]).load, None);
     }
 }
