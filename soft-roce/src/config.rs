@@ -6,9 +6,19 @@ use crate::{
     error::CreateError,
     limits::{DEPTH_MAX, QUEUED_PSNS_MAX, SEGMENTS_MAX},
     memory::{Access, ProtectionDomain},
-    wire::{Psn, QueuePairNumber, icrc::Identification},
+    wire::{
+        HEADER_BYTES_MAX, ICRC_BYTES, LARGE_PACKET_BYTES_MAX, PACKET_BYTES_MAX, Psn, QueuePairNumber,
+        icrc::Identification,
+    },
 };
 
+const _: () = assert!(PathMtu::Mtu4096.packet_bytes_max() == PACKET_BYTES_MAX);
+const _: () = assert!(PathMtu::WITHIN_A_HOST[0].packet_bytes_max() == LARGE_PACKET_BYTES_MAX);
+
+/// Packets in flight: fewer would make every few packets wait for a round trip.
+pub const WINDOW_PACKETS_MIN: u32 = 4;
+/// Headers of IPv6 and UDP before a packet.
+const IP_UDP_BYTES: usize = 40 + 8;
 const PSN_WINDOW_MAX: u64 = QUEUED_PSNS_MAX as u64;
 
 /// Payload bytes per packet.
@@ -24,10 +34,16 @@ pub enum PathMtu {
     Mtu2048,
     /// 4096 bytes: for an Ethernet MTU of at least 4200, or the loopback.
     Mtu4096,
+    /// 16,384 bytes, between our own endpoints of one host ([`Self::has_icrc`]).
+    Mtu16384,
+    /// 57,344 bytes, between our own endpoints of one host: a datagram takes 65,507.
+    Mtu57344,
 }
 
 impl PathMtu {
-    const ALL: [Self; 5] = [Self::Mtu4096, Self::Mtu2048, Self::Mtu1024, Self::Mtu512, Self::Mtu256];
+    const IBTA: [Self; 5] = [Self::Mtu4096, Self::Mtu2048, Self::Mtu1024, Self::Mtu512, Self::Mtu256];
+    /// Those that IBTA does not have.
+    const WITHIN_A_HOST: [Self; 2] = [Self::Mtu57344, Self::Mtu16384];
 
     /// In bytes.
     #[must_use]
@@ -38,20 +54,44 @@ impl PathMtu {
             Self::Mtu1024 => 1024,
             Self::Mtu2048 => 2048,
             Self::Mtu4096 => 4096,
+            Self::Mtu16384 => 16_384,
+            Self::Mtu57344 => 57_344,
         }
+    }
+
+    /// Whether packets have an ICRC: all that IBTA knows. Those of other sizes never leave the memory of a host, which
+    /// damages nothing, so zeros stand in its place and nobody looks at them.
+    #[must_use]
+    pub const fn has_icrc(self) -> bool {
+        self.bytes() <= Self::Mtu4096.bytes()
+    }
+
+    /// The longest packet, BTH to ICRC, in bytes.
+    #[must_use]
+    pub const fn packet_bytes_max(self) -> usize {
+        HEADER_BYTES_MAX + self.bytes() as usize + ICRC_BYTES
     }
 
     /// The largest that fits a link: the power of two not above its MTU less 80 bytes of headers, as Linux's rdma_rxe
     /// chooses. `None` below an MTU of 336.
     #[must_use]
     pub fn for_link(link_mtu_bytes: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| mtu.bytes() + 80 <= link_mtu_bytes)
+        Self::IBTA.into_iter().find(|mtu| mtu.bytes() + 80 <= link_mtu_bytes)
     }
 
-    /// The one of so many bytes, if IBTA has it.
+    /// The largest for two of our own endpoints on one host, of which [`WINDOW_PACKETS_MIN`] fit the bytes that may be
+    /// in flight. `None` if IBTA's sizes are as good.
+    #[must_use]
+    pub fn within_a_host(link_mtu_bytes: u32, window_bytes: u32) -> Option<Self> {
+        let fits_link = |mtu: Self| mtu.packet_bytes_max() + IP_UDP_BYTES <= link_mtu_bytes as usize;
+        let fits_window = |mtu: Self| mtu.bytes() * WINDOW_PACKETS_MIN <= window_bytes;
+        Self::WITHIN_A_HOST.into_iter().find(|mtu| fits_link(*mtu) && fits_window(*mtu))
+    }
+
+    /// The one of so many bytes, if there is one.
     #[must_use]
     pub fn of_bytes(bytes: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+        Self::WITHIN_A_HOST.into_iter().chain(Self::IBTA).find(|mtu| mtu.bytes() == bytes)
     }
 }
 
@@ -236,4 +276,22 @@ pub struct SharedReceiveQueueConfig {
     pub depth: usize,
     /// Pieces of local memory of one receive, 1 ..= [`SEGMENTS_MAX`](crate::SEGMENTS_MAX).
     pub max_sge: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_within_a_host_fit_its_link_and_a_few_of_them_the_window() {
+        let found = |link, window| PathMtu::within_a_host(link, window).map(PathMtu::bytes);
+        assert_eq!(found(65_536, 1 << 20), Some(57_344));
+        assert_eq!(found(65_536, 4 * 57_344 - 1), Some(16_384));
+        assert_eq!(found(65_536, 4 * 16_384 - 1), None);
+        assert_eq!(found(57_344, 1 << 20), Some(16_384));
+        assert_eq!(found(9_000, 1 << 20), None);
+        let known = [256, 512, 1_024, 2_048, 4_096, 16_384, 57_344].map(|bytes| PathMtu::of_bytes(bytes).unwrap());
+        assert_eq!(known.map(PathMtu::has_icrc), [true, true, true, true, true, false, false]);
+        assert_eq!(PathMtu::of_bytes(8_192), None);
+    }
 }

@@ -76,6 +76,7 @@ impl DatagramConfig {
             ("send_depth", self.send_depth as u64, 1, DEPTH_MAX, "1 ..= 65536"),
             ("recv_depth", self.recv_depth as u64, 0, DEPTH_MAX, "0 ..= 65536"),
             max_sge_limit(self.max_sge),
+            ("path_mtu", self.path_mtu.bytes().into(), 256, 4096, "256 ..= 4096"),
         ])
     }
 }
@@ -291,7 +292,7 @@ impl DatagramQueuePair {
             self.flush_sends(Status::LocalProtection, cx);
             return None;
         };
-        let mut batch = SegmentationBatch::new(buf, source, request.to.address, 1);
+        let mut batch = SegmentationBatch::new(buf, source, request.to.address, 1, true);
         batch.push(&Outgoing::new(self.repr(&request, bytes as usize), windows));
         self.sends.pop_front();
         self.next = self.next.plus(1);

@@ -386,8 +386,8 @@ impl Endpoint {
             return;
         }
         let local = self.config.local;
-        let path = self.verifier.verify(source, local, packet.covered(), packet.icrc(), peer.identification);
-        if path.is_none() {
+        let (covered, icrc, accept) = (packet.covered(), packet.icrc(), peer.identification);
+        if peer.path_mtu.has_icrc() && self.verifier.verify(source, local, covered, icrc, accept).is_none() {
             cx.counters.dropped_icrc += 1;
             return;
         }
@@ -431,8 +431,8 @@ impl Endpoint {
     }
 
     /// Writes a datagram or a segmentation batch of at most `segments_max` (1 ..= 128) equally long ones to the start
-    /// of `buf`. Queue pairs take turns, a batch each. `buf` must hold one packet ([`crate::wire::PACKET_BYTES_MAX`]);
-    /// its length, at most 65,507, bounds the batch.
+    /// of `buf`. Queue pairs take turns, a batch each. `buf` must hold one packet of each queue pair
+    /// ([`crate::PathMtu::packet_bytes_max`]); its length, at most 65,507, bounds the batch.
     pub fn poll_transmit(&mut self, now: Timestamp, buf: &mut [u8], segments_max: usize) -> Option<Transmit> {
         assert!(buf.len() >= PACKET_BYTES_MAX, "the transmit buffer holds {} bytes", buf.len());
         while let Some(number) = self.transmit_queue.pop_front() {

@@ -34,7 +34,10 @@ mod work_request;
 
 pub use address::DatagramAddress;
 pub use completion::{Completion, CompletionOpcode, Notify, Status};
-pub use config::{EndpointConfig, PathMtu, Peer, QueuePairConfig, SharedReceiveQueueConfig, SharedReceiveQueueNumber};
+pub use config::{
+    EndpointConfig, PathMtu, Peer, QueuePairConfig, SharedReceiveQueueConfig, SharedReceiveQueueNumber,
+    WINDOW_PACKETS_MIN,
+};
 pub use counters::Counters;
 pub use datagram::{DATAGRAM_HEADER_BYTES, DatagramConfig, DatagramRequest};
 pub use endpoint::Endpoint;

@@ -236,9 +236,11 @@ impl QueuePair {
         cx: &mut Context<'_>,
     ) -> Option<Transmit> {
         let peer = self.peer?;
+        let packet_bytes = peer.path_mtu.packet_bytes_max();
+        assert!(buf.len() >= packet_bytes, "the transmit buffer holds {} bytes of {packet_bytes}", buf.len());
         let other = if self.turn == Side::Requester { Side::Responder } else { Side::Requester };
         for side in [self.turn, other] {
-            let mut batch = SegmentationBatch::new(buf, source, peer.address, segments_max);
+            let mut batch = SegmentationBatch::new(buf, source, peer.address, segments_max, peer.path_mtu.has_icrc());
             match side {
                 Side::Requester => self.transmit_requests(&mut batch, peer.queue_pair, cx),
                 Side::Responder => self.transmit_replies(&mut batch, peer.queue_pair, cx),

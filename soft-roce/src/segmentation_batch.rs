@@ -33,6 +33,7 @@ pub(crate) struct SegmentationBatch<'a> {
     buf: &'a mut [u8],
     source: SocketAddr,
     destination: SocketAddr,
+    has_icrc: bool,
     /// Of the last packet.
     headers: Option<Headers>,
     segments_max: usize,
@@ -44,12 +45,20 @@ pub(crate) struct SegmentationBatch<'a> {
 }
 
 impl<'a> SegmentationBatch<'a> {
-    pub(crate) fn new(buf: &'a mut [u8], source: SocketAddr, destination: SocketAddr, segments_max: usize) -> Self {
+    /// Of packets that have an ICRC, or zeros in its place.
+    pub(crate) fn new(
+        buf: &'a mut [u8],
+        source: SocketAddr,
+        destination: SocketAddr,
+        segments_max: usize,
+        has_icrc: bool,
+    ) -> Self {
         let bytes_max = buf.len().min(BATCH_BYTES_MAX);
         Self {
             buf: &mut buf[..bytes_max],
             source,
             destination,
+            has_icrc,
             headers: None,
             segments_max: segments_max.clamp(1, BATCH_SEGMENTS_MAX),
             segments: 0,
@@ -74,8 +83,12 @@ impl<'a> SegmentationBatch<'a> {
         let payload = packet.repr.emit(out);
         packet.payload.read(payload);
         let (covered, icrc) = out.split_at_mut(packet_bytes - ICRC_BYTES);
-        let headers = Headers::after(&mut self.headers, self.source, self.destination, covered.len());
-        icrc.copy_from_slice(&headers.icrc(self.segments as u16, covered).to_le_bytes());
+        if self.has_icrc {
+            let headers = Headers::after(&mut self.headers, self.source, self.destination, covered.len());
+            icrc.copy_from_slice(&headers.icrc(self.segments as u16, covered).to_le_bytes());
+        } else {
+            icrc.fill(0);
+        }
         if self.segments == 0 {
             self.segment_bytes = packet_bytes;
         }

@@ -76,7 +76,8 @@ pub(crate) struct Parameters {
     pub queue_pair: u32,
     /// The PSN of the first packet that it will send; 24 bits.
     pub psn: u32,
-    /// The largest payload that its link carries: 256, 512, 1024, 2048 or 4096 bytes. The smaller one of both holds.
+    /// The largest payload that its link carries: 256, 512, 1024, 2048 or 4096 bytes, or one of soft-RoCE's own if both
+    /// are on one host ([`PathMtu::within_a_host`]). The smaller one of both holds.
     pub path_mtu_bytes: u16,
     /// READs that it answers at once.
     pub max_dest_rd_atomic: u8,
@@ -89,7 +90,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// What its link carries; the bootstrap lets only IBTA's sizes pass.
+    /// What its link carries; the bootstrap lets only sizes that there are pass.
     pub(crate) fn path_mtu(&self) -> PathMtu {
         PathMtu::of_bytes(self.path_mtu_bytes.into()).unwrap_or(PathMtu::Mtu256)
     }
@@ -546,7 +547,7 @@ impl Bootstrap {
         } else if !(2..1 << 24).contains(&parameters.queue_pair) || parameters.psn >= 1 << 24 {
             Some(format!("queue pair {:#x} with PSN {:#x}; both have 24 bits", parameters.queue_pair, parameters.psn))
         } else if PathMtu::of_bytes(parameters.path_mtu_bytes.into()).is_none() {
-            Some(format!("a path MTU of {} bytes; IBTA has 256 to 4096", parameters.path_mtu_bytes))
+            Some(format!("a path MTU of {} bytes; there are 256 to 4096, 16384 and 57344", parameters.path_mtu_bytes))
         } else if !address.is_valid() {
             Some(format!("{address}; it must be one that packets can be sent to"))
         } else if parameters.max_dest_rd_atomic == 0 || parameters.receive_depth == 0 || parameters.window_bytes == 0 {

@@ -80,8 +80,9 @@ impl RawQueuePair {
     /// # Errors
     /// One line if the device cannot reach that peer.
     pub fn connect(&mut self, peer: &RawAddress) -> Result<(), RawError> {
-        let mtu = self.address()?.0.path_mtu().min(peer.0.path_mtu());
-        Ok(self.device.connect_queue_pair(self.number, self.psn, &peer.0, mtu)?)
+        let ip = peer.0.address.udp().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |at| at.ip());
+        let path_mtu = self.device.path_mtu(ip)?.min(peer.0.path_mtu());
+        Ok(self.device.connect_queue_pair(self.number, self.psn, &peer.0, path_mtu)?)
     }
 
     /// Posts a SEND, a WRITE (with an immediate or without) or a READ, which leaves at once.

@@ -19,7 +19,7 @@ const BINDS_MAX: u32 = 8;
 /// times, that outlasts a machine whose cores are taken; what is lost is found by probes long before.
 const ACK_TIMEOUT: u8 = 11;
 /// The loopback's links take packets of 64 KiB.
-const PATH_MTU: PathMtu = PathMtu::Mtu4096;
+const LINK_MTU_BYTES: u32 = 65_536;
 
 /// Two connected ends.
 pub(super) fn open(op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
@@ -50,6 +50,13 @@ pub(super) fn receives(op: Op, window: usize) -> [usize; 2] {
     }
 }
 
+/// As the transport has it between endpoints of one host.
+fn path_mtu(capacity_bytes: usize, faults: Faults) -> PathMtu {
+    let window_bytes = u32::try_from(capacity_bytes / 2).unwrap_or(u32::MAX);
+    let large = (!faults.any()).then(|| PathMtu::within_a_host(LINK_MTU_BYTES, window_bytes)).flatten();
+    large.unwrap_or(PathMtu::Mtu4096)
+}
+
 /// An endpoint on its socket, with one queue pair and memory for `window` objects, which are used in turn.
 struct Node {
     core: Endpoint,
@@ -57,6 +64,7 @@ struct Node {
     started: Instant,
     number: QueuePairNumber,
     first_psn: Psn,
+    path_mtu: PathMtu,
     memory: Region,
     region: RegionHandle,
     object_bytes: u32,
@@ -93,7 +101,8 @@ impl Node {
             ..QueuePairConfig::default()
         };
         // Both ends have the same system's buffers.
-        let config = config.within(capacity, capacity, PATH_MTU);
+        let path_mtu = path_mtu(capacity, faults);
+        let config = config.within(capacity, capacity, path_mtu);
         let number = core.create_queue_pair(config).map_err(|error| error.to_string())?;
         let first_psn = core.random_psn();
         let started = Instant::now();
@@ -103,6 +112,7 @@ impl Node {
             started,
             number,
             first_psn,
+            path_mtu,
             memory,
             region,
             object_bytes: bytes,
@@ -125,7 +135,7 @@ impl Node {
             queue_pair,
             rq_psn,
             sq_psn: self.first_psn,
-            path_mtu: PATH_MTU,
+            path_mtu: self.path_mtu,
             identification: Identification::SegmentIndex,
         };
         self.core.connect_queue_pair(self.number, peer).map_err(|error| error.to_string())

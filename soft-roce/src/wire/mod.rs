@@ -26,7 +26,11 @@ impl QueuePairNumber {
 pub const BTH_BYTES: usize = 12;
 /// Bytes of the invariant CRC.
 pub const ICRC_BYTES: usize = 4;
-/// The longest packet, BTH to ICRC: BTH, RETH, ImmDt, 4096 bytes of payload, ICRC.
-pub const PACKET_BYTES_MAX: usize = BTH_BYTES + 16 + 4 + 4096 + ICRC_BYTES;
+/// The longest headers of a packet with payload: BTH, RETH, ImmDt.
+pub(crate) const HEADER_BYTES_MAX: usize = BTH_BYTES + 16 + 4;
+/// The longest packet that IBTA knows, BTH to ICRC: 4096 bytes of payload.
+pub const PACKET_BYTES_MAX: usize = HEADER_BYTES_MAX + 4096 + ICRC_BYTES;
+/// The longest of ours within a host, where IBTA's sizes do not matter.
+pub const LARGE_PACKET_BYTES_MAX: usize = HEADER_BYTES_MAX + 57_344 + ICRC_BYTES;
 /// The partition that everyone belongs to, as full member.
 pub const DEFAULT_PARTITION_KEY: u16 = 0xffff;

@@ -3,7 +3,8 @@
 //! After [`Packet::new_checked`] no accessor can panic.
 
 use super::{
-    BTH_BYTES, DEFAULT_PARTITION_KEY, ICRC_BYTES, Opcode, PACKET_BYTES_MAX, Psn, QueuePairNumber, TransportService,
+    BTH_BYTES, DEFAULT_PARTITION_KEY, ICRC_BYTES, LARGE_PACKET_BYTES_MAX, Opcode, Psn, QueuePairNumber,
+    TransportService,
     repr::{Aeth, AtomicEth, Deth, Reth},
     syndrome::Syndrome,
 };
@@ -70,7 +71,7 @@ impl<'a> Packet<'a> {
         if bytes.len() < BTH_BYTES + ICRC_BYTES {
             return Err(Malformed::TooShort);
         }
-        if bytes.len() > PACKET_BYTES_MAX || !bytes.len().is_multiple_of(4) {
+        if bytes.len() > LARGE_PACKET_BYTES_MAX || !bytes.len().is_multiple_of(4) {
             return Err(Malformed::Length);
         }
         if bytes[field::FLAGS] & field::VERSION_MASK != 0 {
@@ -268,7 +269,7 @@ mod tests {
         };
         assert_eq!(defect(&|bytes| bytes.truncate(15)), Some(Malformed::TooShort));
         assert_eq!(defect(&|bytes| bytes.truncate(18)), Some(Malformed::Length));
-        assert_eq!(defect(&|bytes| bytes.resize(PACKET_BYTES_MAX + 4, 0)), Some(Malformed::Length));
+        assert_eq!(defect(&|bytes| bytes.resize(LARGE_PACKET_BYTES_MAX + 4, 0)), Some(Malformed::Length));
         assert_eq!(defect(&|bytes| bytes[1] |= 1), Some(Malformed::Version));
         assert_eq!(defect(&|bytes| bytes[0] = 0xff), Some(Malformed::Opcode));
         assert_eq!(defect(&|bytes| bytes[0] = 0x0c), Some(Malformed::TooShort));

@@ -70,11 +70,12 @@ fn since(later: Timestamp, earlier: Timestamp) -> Duration {
 /// Every operation, with each packet of its exchange lost once: first, last, acknowledgement, response.
 #[test]
 fn any_single_packet_is_repaired_within_a_probes_delay() {
-    for bytes in [8, 600, 20_000] {
+    let sizes = [8, 600, 20_000].map(|bytes| (bytes, PathMtu::Mtu1024));
+    for (bytes, mtu) in sizes.into_iter().chain([(BYTES, PathMtu::Mtu57344)]) {
         for kind in 0..5 {
             let mut lost = 0;
             loop {
-                let mut world = World::new(lost, PathMtu::Mtu1024);
+                let mut world = World::new(lost, mtu);
                 // The round trip must be known.
                 world.post(Operation::Write { local: Segment { bytes: 8, ..world.near }, remote: world.remote });
                 world.finish(1);

@@ -6,9 +6,17 @@ use soft_roce::{
     SendRequest, Status,
 };
 
-const MTUS: [PathMtu; 5] = [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
+const MTUS: [PathMtu; 7] = [
+    PathMtu::Mtu256,
+    PathMtu::Mtu512,
+    PathMtu::Mtu1024,
+    PathMtu::Mtu2048,
+    PathMtu::Mtu4096,
+    PathMtu::Mtu16384,
+    PathMtu::Mtu57344,
+];
 /// Around packet and chunk borders.
-const LENGTHS: [u32; 9] = [0, 1, 255, 256, 257, 4_096, 10_000, 65_536, 153_600];
+const LENGTHS: [u32; 11] = [0, 1, 255, 256, 257, 4_096, 10_000, 57_344, 57_345, 65_536, 153_600];
 
 fn pattern(bytes: u32, salt: u8) -> Vec<u8> {
     (0..bytes).map(|at| (at * 7 + at / 251) as u8 ^ salt).collect()

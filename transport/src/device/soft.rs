@@ -11,7 +11,7 @@ use std::{
 use proto::Timestamp;
 use soft_roce::{
     Completion, Counters, Endpoint as Core, Identification, MemoryWindows, PathMtu, Peer, Psn, QueuePairConfig,
-    QueuePairNumber, RecvRequest, SendRequest,
+    QueuePairNumber, RecvRequest, SendRequest, WINDOW_PACKETS_MIN,
     udp::{Driver, DriverConfig, DriverCounters},
 };
 
@@ -31,8 +31,6 @@ const SENDERS_EXPECTED: usize = 8;
 /// A READ goes out in pieces of at most this, and never more than an eighth of the budget.
 const READ_BYTES_MAX: usize = 256 * 1024;
 const READ_BYTES_MIN: usize = 4096;
-/// However small the peer's buffer: fewer would make every few packets wait for a round trip.
-const WINDOW_PACKETS_MIN: u32 = 4;
 /// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, long against a busy peer's turn and
 /// short against a deadline. It doubles seven times, so a queue pair gives up after 2.1 s, as the bootstrap does on
 /// silence.
@@ -44,6 +42,8 @@ pub(crate) struct Soft {
     udp: Driver,
     queue_pair: QueuePairConfig,
     offer: Offer,
+    /// Faults are injected.
+    is_faulty: bool,
     /// The owner knows that packets are sent one by one.
     advised: bool,
 }
@@ -84,7 +84,7 @@ impl Soft {
             read_chunk_bytes: offer.read_bytes_max as u32,
             ..QueuePairConfig::default()
         };
-        Ok(Self { core, udp, queue_pair, offer, advised: false })
+        Ok(Self { core, udp, queue_pair, offer, is_faulty: faults.any(), advised: false })
     }
 
     pub(super) fn offer(&self) -> Offer {
@@ -148,7 +148,10 @@ impl Soft {
         };
         let local = local.ip();
         let bytes = link_mtu().map_err(|cause| PathMtuError::NoRoute { local, peer, cause })?;
-        PathMtu::for_link(bytes).ok_or(PathMtuError::TooSmall { local, peer, bytes })
+        // Faults that are injected damage packets within the host, too: the ICRC is to find that.
+        let is_here = (peer.is_loopback() || peer == local) && !self.is_faulty;
+        let large = is_here.then(|| PathMtu::within_a_host(bytes, self.offer.peer_window_bytes)).flatten();
+        large.or_else(|| PathMtu::for_link(bytes)).ok_or(PathMtuError::TooSmall { local, peer, bytes })
     }
 
     pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
@@ -173,6 +176,9 @@ impl Soft {
                 return Err(ConnectQueuePairError::PeerOnInfiniBand);
             }
         };
+        // Whatever a network card's owner says of it.
+        let is_ours = identification == Identification::SegmentIndex;
+        let path_mtu = if is_ours { path_mtu } else { path_mtu.min(PathMtu::Mtu4096) };
         let queue_pair = Peer {
             address,
             queue_pair: QueuePairNumber(peer.queue_pair),
@@ -182,6 +188,7 @@ impl Soft {
             identification,
         };
         self.core.connect_queue_pair(number, queue_pair)?;
+        // However small the peer's buffer.
         let window_packets = (peer.window_bytes / path_mtu.bytes()).max(WINDOW_PACKETS_MIN);
         self.core.limit_requests(number, peer.max_dest_rd_atomic.into(), window_packets);
         Ok(())
@@ -276,4 +283,33 @@ fn to_core(at: Timestamp) -> soft_roce::Timestamp {
 
 fn from_core(at: soft_roce::Timestamp) -> Timestamp {
     Timestamp(i64::try_from(at.0).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEMAND: Demand = Demand {
+        queue_pairs_max: 1,
+        regions_max: 1,
+        send_depth: 1,
+        receive_depth: 1,
+        reads_max: 1,
+        read_budget_bytes: 0,
+    };
+
+    fn offered(faults: Faults, peer: &str) -> PathMtu {
+        let address = (std::net::Ipv4Addr::LOCALHOST, 0).into();
+        let soft = Soft::open(address, faults, Sharing::Alone, DEMAND).unwrap();
+        assert_eq!(offer(16 << 20, &DEMAND).peer_window_bytes, 1 << 20);
+        let soft = Soft { offer: offer(16 << 20, &DEMAND), ..soft };
+        soft.path_mtu(peer.parse().unwrap()).unwrap()
+    }
+
+    /// Whatever buffer this system grants.
+    #[test]
+    fn a_peer_on_this_host_is_offered_packets_without_an_icrc_unless_faults_are_injected() {
+        assert_eq!(offered(Faults::default(), "127.0.0.9"), PathMtu::Mtu57344);
+        assert_eq!(offered("corrupt=0.01".parse().unwrap(), "127.0.0.9"), PathMtu::Mtu4096);
+    }
 }

@@ -7,8 +7,9 @@ use transport::{DeviceMemory, Event, Region, Transfer, TransferError, Way};
 
 use crate::fabric::{Fabric, REGION_BYTES, is_soft, pattern};
 
-/// Around the path MTU of the loopback, 4096, and of Ethernet, 1024; and large.
-const LENGTHS: [usize; 14] = [0, 1, 2, 3, 4, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 64 * 1024, 1024 * 1024];
+/// Around the path MTU of Ethernet, 1024, of large frames, 4096, and of a host, 57,344; and large.
+const LENGTHS: [usize; 16] =
+    [0, 1, 2, 3, 4, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 57_344, 57_345, 64 * 1024, 1024 * 1024];
 
 #[test]
 fn reads_of_every_length() {
