@@ -289,10 +289,12 @@ impl Core {
         self.is_joined() && can_take && !is_refused && !self.allegiance.is_missing()
     }
 
-    /// Whether it has joined, and clients have unloaded all models that there are, if there are any.
+    /// Whether it has joined, clients have unloaded all models that there are, if there are any, and a backend is there
+    /// that could load one.
     fn has_nothing_to_serve(&self) -> bool {
         let mut models = self.models.iter().filter(|served| !served.is_ensemble());
-        self.is_joined() && models.all(|served| served.state == ModelState::Unloaded)
+        let can_load = self.is_joined() && self.scheduler_load().gpus > 0;
+        can_load && models.all(|served| served.state == ModelState::Unloaded)
     }
 
     /// Whether a scheduler is there, and its clock known.

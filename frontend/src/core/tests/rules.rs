@@ -110,7 +110,7 @@ fn a_model_is_ready_once_the_clock_is_known_and_a_gpu_hosts_it() {
 }
 
 #[test]
-fn one_whose_models_were_all_unloaded_is_ready_once_it_knows_the_clock() {
+fn one_whose_models_were_all_unloaded_is_ready_once_it_knows_the_clock_and_a_backend_could_load_one() {
     let mut world = joined();
     let names: Vec<String> = world.core.models().iter().map(|served| served.model.name.clone()).collect();
     let unload = |world: &mut World, name: &str| {
@@ -127,12 +127,16 @@ fn one_whose_models_were_all_unloaded_is_ready_once_it_knows_the_clock() {
         assert!(!world.core.is_ready(), "'{name}' is to be served and nobody hosts it");
         unload(&mut world, name);
     }
+    assert!(!world.core.is_ready(), "no backend yet");
+    let backends = |gpus| SchedulerToFrontend::Load(Box::new(SchedulerLoad { gpus, ..SchedulerLoad::default() }));
+    world.tell_now(&backends(1));
     assert!(world.core.is_ready() && world.core.is_ready_with(&all));
     let (name, version) = ("refused".to_owned(), String::new());
     world.core.handle_refused(Refused { name, version, reason: "its file is empty".to_owned() });
     assert!(world.core.is_ready() && !world.core.is_ready_with(&all) && world.core.is_ready_with(one));
     let mut unclear = joined();
     names.iter().for_each(|name| unload(&mut unclear, name));
+    unclear.tell_now(&backends(1));
     assert!(!unclear.core.is_ready(), "no clock yet");
 }
 
