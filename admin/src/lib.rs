@@ -1,5 +1,6 @@
 //! How a role is: whether its threads live, whether it serves, what its process takes. Told on a small listener of its
-//! own (`[admin] http`), by a thread of its own, so that it answers while the others stall.
+//! own (`[admin] http`), by a thread of its own, so that it answers while the others stall; and to systemd, where that
+//! has started it.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -9,6 +10,8 @@
 //! | `health` | what gRPC asks |
 //! | `process` | what Linux tells of this process, as Prometheus's clients tell it |
 //! | `network` | what this process has seen of the network |
+//! | `notices` | what a service manager is told: that it has started, that it lives, that it ends. No IO |
+//! | `service` | [`Service`]: tells it |
 //! | `pages` | [`Pages`]: what is answered |
 #![deny(unsafe_code)]
 
@@ -16,10 +19,13 @@ mod connection;
 mod health;
 mod listener;
 mod network;
+mod notices;
 mod pages;
 mod process;
+mod service;
 mod vitals;
 
 pub use listener::{AdminError, Config, Listener};
 pub use pages::{Pages, about_process};
+pub use service::{SOCKET_VARIABLE, Service};
 pub use vitals::{Heart, SILENCE_MAX, Vitals};

@@ -56,6 +56,9 @@ pub enum AdminError {
     /// There is no thread for it, or nothing that it can wait with.
     #[error("admin.http: no thread can be started for it: {0}")]
     Thread(io::Error),
+    /// There is no thread that could tell the service manager how the process is.
+    #[error("no thread can be started that tells the service manager (NOTIFY_SOCKET) how this process is: {0}")]
+    ServiceThread(io::Error),
 }
 
 /// The listener; dropping it ends its thread.

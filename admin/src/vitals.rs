@@ -47,11 +47,24 @@ struct State {
     trouble: Option<String>,
     /// Why it does not serve, if it does not.
     not_ready: Option<String>,
+    stage: Stage,
+}
+
+/// How far a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It has work of its own to do before it serves.
+    Loading,
+    /// It serves, or lacks what others have.
+    Waiting,
+    /// It was told to end.
+    Ending,
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self { hearts: Vec::new(), trouble: None, not_ready: Some("it is about to start".to_owned()) }
+        let not_ready = Some("it is about to start".to_owned());
+        Self { hearts: Vec::new(), trouble: None, not_ready, stage: Stage::Waiting }
     }
 }
 
@@ -76,14 +89,35 @@ impl Vitals {
         self.state().trouble = trouble;
     }
 
-    /// Whether the process serves; if not, why.
+    /// The process does not serve, as it has work of its own to do, which takes as long as it takes.
+    pub fn set_loading(&self, why: &str) {
+        self.set(Stage::Loading, Err(why));
+    }
+
+    /// Whether the process serves; if not, why: what it lacks others have.
     pub fn set_ready(&self, ready: Result<(), &str>) {
+        self.set(Stage::Waiting, ready);
+    }
+
+    fn set(&self, stage: Stage, ready: Result<(), &str>) {
         let mut state = self.state();
+        if state.stage != Stage::Ending {
+            state.stage = stage;
+        }
         match ready {
             Ok(()) => state.not_ready = None,
             Err(why) if state.not_ready.as_deref() == Some(why) => {}
             Err(why) => state.not_ready = Some(why.to_owned()),
         }
+    }
+
+    /// The process was told to end, and finishes what it has.
+    pub fn set_ending(&self) {
+        self.state().stage = Stage::Ending;
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.state().stage
     }
 
     /// Whether all that should move does.

@@ -33,7 +33,7 @@ use std::{
     },
 };
 
-use admin::{Listener, Pages, Vitals};
+use admin::{Listener, Pages, Service, Vitals};
 use proto::{
     LatencyProfile, ModelId, Span, Weights, backoff::Backoff, host_memory::HostMemory,
     scheduler_to_frontend::REASON_BYTES_MAX,
@@ -126,7 +126,8 @@ fn serve(
     let name = config.network.member_name();
     let pages = Pages::new("backend", name, vitals.clone(), move |now| readings.lock().text(now));
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
-    vitals.set_ready(Err("models are loaded"));
+    let _service = Service::start(clock, &vitals)?;
+    vitals.set_loading("models are loaded");
     let devices = Devices::new(config, open, opened)?;
     if !lanes.is_empty() {
         programs.prepare_to_ask();
@@ -145,6 +146,7 @@ fn serve(
     let copies = config.memory_pages()?.map_or(0, |_| config.gpus.count() as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
     let Means { devices, turns, lanes, .. } = &means;
+    vitals.set_ready(Err("it has no scheduler"));
     let heart = vitals.heart("network");
     let vital = (&vitals, &heart);
     let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, lanes, vital };

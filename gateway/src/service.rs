@@ -230,6 +230,10 @@ impl Service {
         self.is_draining.set(true);
     }
 
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining.get()
+    }
+
     /// Loads or unloads a model on every backend that may host it; as in Triton, with an ensemble its members that are
     /// not ready are loaded, and are unloaded if that is asked for, as far as the client `may_change` them.
     ///

@@ -3,7 +3,7 @@
 
 use std::{convert::Infallible, sync::mpsc::SyncSender, time::Duration};
 
-use admin::{AdminError, Heart, Listener, Pages, Vitals};
+use admin::{AdminError, Heart, Listener, Pages, Service, Vitals};
 use tokio::sync::mpsc;
 use transport::Clock;
 
@@ -20,11 +20,12 @@ pub(crate) struct Vital {
     vitals: Vitals,
     heart: Heart,
     asked: mpsc::Receiver<SyncSender<Reading>>,
-    _listener: Listener,
+    _listener: Option<Listener>,
+    _service: Option<Service>,
 }
 
 impl Vital {
-    /// Listens, if that is configured.
+    /// Listens, if that is configured, and tells the service manager, if there is one.
     ///
     /// # Errors
     /// If nothing can listen there.
@@ -39,8 +40,10 @@ impl Vital {
         };
         let pages = Pages::new("frontend", config.network.member_name(), vitals.clone(), counted);
         let listener = Listener::start(config.admin.as_ref(), clock, pages)?;
+        let service = Service::start(clock, &vitals)?;
         let heart = vitals.heart("frontend");
-        Ok(listener.map(|listener| Self { clock, vitals, heart, asked, _listener: listener }))
+        let is_asked = listener.is_some() || service.is_some();
+        Ok(is_asked.then_some(Self { clock, vitals, heart, asked, _listener: listener, _service: service }))
     }
 
     /// Goes on as long as the frontend's thread does.
@@ -53,6 +56,9 @@ impl Vital {
             } else {
                 Err("it has no scheduler, lacks models, or is drained")
             });
+            if server.service.is_draining() {
+                self.vitals.set_ending();
+            }
             tokio::select! {
                 () = tokio::time::sleep(EVERY) => {}
                 Some(tell) = self.asked.recv() => {

@@ -22,7 +22,7 @@ use std::{
     thread,
 };
 
-use admin::{Listener, Pages, Vitals};
+use admin::{Listener, Pages, Service, Vitals};
 use proto::{Span, Timestamp, hello::SchedulerHello, turns::TurnWatch};
 use transport::{Address, Arm, Clock, Endpoint, EndpointConfig, OpenError};
 
@@ -50,6 +50,7 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let status = status(config, board.clone());
     let pages = pages.with_json(status::PATH, move |now, query| status.page(now, query));
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
+    let _service = Service::start(clock, &vitals)?;
     vitals.set_ready(Err("a name is waited for"));
     let Some(mut place) = Place::find((config, &vitals, &board), stop)? else { return Ok(()) };
     if cluster.model_threads == 1 {

@@ -221,6 +221,8 @@ impl Supervisor {
             .process_group(0)
             .args(["--supervised-by", &parent, "--config"])
             .arg(self.config(name))
+            // Whoever started the whole cluster is not told of its members.
+            .env_remove(admin::SOCKET_VARIABLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         match self.logs {

@@ -158,6 +158,7 @@ impl<'a> Session<'a> {
             due = now;
             if leaves_by.is_none() && stop.load(Ordering::Relaxed) {
                 tracing::info!("about to end: plans under way are finished");
+                vitals.set_ending();
                 leaves_by = Some(now + self.drain_timeout);
                 self.core.handle_leaving(now);
             } else if leaves_by.is_some_and(|by| by <= now) {

@@ -48,6 +48,7 @@ pub(super) fn run(
         let Server { cluster, connections, .. } = &mut server;
         publisher.turn(now, |from| cluster.control().snapshot(|member| connections.whereabouts(member), from));
         if exit.begins(now) {
+            place.vitals.set_ending();
             server.cluster.handle_leaving(server.era.now());
         }
         if exit.is_over(now, || server.cluster.is_idle()) {

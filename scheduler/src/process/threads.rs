@@ -168,6 +168,7 @@ pub(super) fn run(
         heart.beat(now);
         openness.tell(driver.control.is_open());
         if exit.begins(now) {
+            place.vitals.set_ending();
             driver.control.handle_leaving();
         }
         if exit.is_over(now, || driver.control.is_idle()) {
