@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod asking;
+mod completions;
 mod config_file;
 mod doctor;
 mod draining;
@@ -54,6 +55,8 @@ enum Command {
     Status(status::Args),
     /// Tell what this host offers and what to change
     Doctor(doctor::Args),
+    /// Print what a shell needs to complete this command line
+    Completions(completions::Args),
 }
 
 /// Bad input: one line on stderr says what to change.
@@ -85,7 +88,8 @@ fn main() -> ExitCode {
         Command::Scheduler(args) | Command::Frontend(args) | Command::Backend(args) => {
             notices::write_as(args.log_format);
         }
-        Command::Handover(_) | Command::Drain(_) | Command::Resume(_) | Command::Status(_) | Command::Doctor(_) => {}
+        Command::Handover(_) | Command::Drain(_) | Command::Resume(_) | Command::Status(_) => {}
+        Command::Doctor(_) | Command::Completions(_) => {}
     }
     let result = match cli.command {
         #[cfg(feature = "tools")]
@@ -102,6 +106,10 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             Err(error) => Err(error),
         },
+        Command::Completions(args) => {
+            completions::print(&args);
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
