@@ -316,6 +316,7 @@ def check_remove():
     log = run("journalctl", "--output", "cat", *(word for unit in UNITS for word in ("--unit", unit)))
     must(log.count("Deactivated successfully") >= len(UNITS), log)
     must("drained: every request has been answered" in log, log)
+    must("it ended with signal 15" not in log, "a program was ended under its backend")
     must((CONFIG / "backend.toml").exists() and (CONFIG / "secret").exists(), "a removal takes no configuration")
     must(not Path("/usr/bin/downbeat").exists(), "the binary is there")
 
