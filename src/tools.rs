@@ -6,6 +6,7 @@ mod demo;
 mod demo_models;
 mod digits;
 mod fabric;
+mod place;
 mod profile;
 mod sim;
 mod supervisor;
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Tritonserver(cluster::UpArgs),
     /// Measure how long a model's batches take, and store it beside the model
     Profile(profile::Args),
+    /// Find which sub-cluster should host which model of a workload, and what moves there would win
+    Place(place::Args),
     /// Simulate a cluster in virtual time
     Sim(sim::Args),
     /// Measure
@@ -77,6 +80,7 @@ pub(crate) fn run(command: &Command) -> Result<()> {
         Command::Up(args) => cluster::up(args, false)?,
         Command::Tritonserver(args) => cluster::up(args, true)?,
         Command::Profile(args) => profile::run(args)?,
+        Command::Place(args) => place::run(args)?,
         Command::Sim(args) => sim::run(args)?,
         Command::Figures(args) => figures::run(args)?,
         Command::Bench(Bench::Goodput(args)) => bench::goodput::run(args)?,

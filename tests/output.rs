@@ -11,6 +11,7 @@ fn a_reader_that_leaves_ends_the_process_quietly() {
     let commands = [
         simulated,
         &format!("{simulated} --json"),
+        "place --workload workloads/clockwork_fig8.toml --partitions 30 --steps 0 --json",
         "bench verbs --op send --bytes 64 --iters 10",
         "bench incast --arm tcp --servers 2 --objects 2 --bytes 1000 --rounds 2",
         "demo --seconds 1",

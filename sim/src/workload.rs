@@ -62,6 +62,8 @@ pub struct Workload {
     pub faults: Faults,
     /// If GPUs hold but a part of all weights.
     pub memory: Option<Memory>,
+    /// What a GPU's memory holds, if the file says so, whether all weights fit or not.
+    pub gpu_bytes: Option<u64>,
     /// Rates by the minute, in place of the models' shares and `arrivals`.
     pub functions: Option<Arc<MinuteShares>>,
     /// The scheduler plans with what executions take, as its own configuration's key of this name says.
@@ -107,10 +109,21 @@ pub struct Model {
     pub gpu_price: Option<f64>,
     /// What its weights take.
     pub weights: Weights,
+    /// What it takes wherever it is hosted, which placements ask for. Simulations have no part of a GPU for it.
+    pub footprint: Footprint,
     /// Clients that each ask again when they are answered; if there are any, nobody else asks for it.
     pub clients: u32,
     /// If its requests take unequal times; then `profile` is the mean, and each class an application.
     pub dynamic: Option<Dynamic>,
+}
+
+/// What a model takes of the memory of each GPU that hosts it, whether all models fit there or not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Its weights; 0 if nothing is known of them.
+    pub static_bytes: u64,
+    /// What a batch takes besides while it runs: of measured zoos the tensors of sixteen requests.
+    pub dynamic_bytes: u64,
 }
 
 /// How the requests of each model arrive.
@@ -241,6 +254,11 @@ impl Workload {
         };
         self.gpu_kinds.iter().enumerate().map(of_kind).sum()
     }
+}
+
+/// Of megabytes that have been checked.
+fn bytes_of(mb: f64) -> u64 {
+    (mb * 1e6).round() as u64
 }
 
 fn read_text(path: &Path) -> Result<String, WorkloadError> {
@@ -375,6 +393,7 @@ mod checks {
                 response,
                 faults: self.faults(&file.faults, file.gpus)?,
                 memory,
+                gpu_bytes: file.memory.as_ref().map(|raw| bytes_of(raw.gpu_mb)),
                 functions: functions.map(Arc::new),
                 reestimate: file.reestimate,
                 models,
@@ -427,6 +446,11 @@ mod checks {
             }
             let read = terms.disk.map_or(Span::ZERO, |(rate, _)| Span::from_secs_f64(bytes / rate));
             Ok(Weights { pages, load, read })
+        }
+
+        fn dynamic_bytes(&self, name: &str, model: &raw::Model) -> Result<Option<u64>> {
+            let checked = |mb| self.range(&format!("model {name:?}: dynamic_mb"), mb, 0.0, 1e9).map(bytes_of);
+            model.dynamic_mb.map(checked).transpose()
         }
 
         fn functions(&self, raw: &raw::Functions, seconds: f64, models: &[Model]) -> Result<MinuteShares> {
@@ -561,7 +585,11 @@ mod checks {
                 }
             };
             let weights = self.weights(name, model.weights_mb, model.load_ms, terms)?;
-            let checked = Model { weights, clients: model.clients.unwrap_or(0), ..checked };
+            let footprint = Footprint {
+                static_bytes: bytes_of(model.weights_mb.unwrap_or(0.0)),
+                dynamic_bytes: self.dynamic_bytes(name, model)?.unwrap_or(0),
+            };
+            let checked = Model { weights, footprint, clients: model.clients.unwrap_or(0), ..checked };
             if model.count.is_none() {
                 models.push(checked);
             } else {
@@ -618,7 +646,9 @@ mod checks {
                 let name = cell(0)?;
                 let slo_ms = self.above_zero(&format!("model {name:?}: slo_ms"), value(3)?, TIME_MAX_MS)?;
                 let classes = vec![Class { slo: Span::from_millis_f64(slo_ms), share: 1.0 }];
-                models.push(self.linear_model(name, value(1)?, value(2)?, classes, beside.max_batch, terms)?);
+                let model = self.linear_model(name, value(1)?, value(2)?, classes, beside.max_batch, terms)?;
+                let dynamic_bytes = self.dynamic_bytes(name, beside)?.unwrap_or(0);
+                models.push(Model { footprint: Footprint { static_bytes: 0, dynamic_bytes }, ..model });
             }
             Ok(())
         }
@@ -668,7 +698,16 @@ mod checks {
                     Some(_) => self.weights(name, Some(value("weights_mb")?), Some(value("transfer_ms")?), terms)?,
                     None => Weights::default(),
                 };
-                let model = Model { weights, clients: beside.clients.unwrap_or(0), ..model };
+                let known = |column: &str| match header.contains(&column) {
+                    true => self.range(&format!("zoo {zoo:?}, line {number}: {column}"), value(column)?, 0.0, 1e9),
+                    false => Ok(0.0),
+                };
+                let tensors_mb = 16.0 * (known("input_kb")? + known("output_kb")?) / 1e3;
+                let footprint = Footprint {
+                    static_bytes: bytes_of(known("weights_mb")?),
+                    dynamic_bytes: self.dynamic_bytes(name, beside)?.unwrap_or_else(|| bytes_of(tensors_mb)),
+                };
+                let model = Model { weights, footprint, clients: beside.clients.unwrap_or(0), ..model };
                 match beside.count {
                     None => models.push(model),
                     Some(count) => {
@@ -787,6 +826,7 @@ mod checks {
                 share: 0.0,
                 gpu_price: None,
                 weights: Weights::default(),
+                footprint: Footprint::default(),
                 clients: 0,
                 dynamic: None,
             })

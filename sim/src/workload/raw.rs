@@ -141,6 +141,7 @@ pub(super) struct Model {
     pub gpu_price: Option<f64>,
     pub weights_mb: Option<f64>,
     pub load_ms: Option<f64>,
+    pub dynamic_mb: Option<f64>,
     pub clients: Option<u32>,
     pub cost: Option<dynamic::raw::Cost>,
     pub applications: Option<Vec<dynamic::raw::Application>>,

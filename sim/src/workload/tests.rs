@@ -62,6 +62,25 @@ fn built_in_zoos_are_whole() {
 }
 
 #[test]
+fn what_models_take_of_memory_is_known_where_all_fit_too() {
+    let text =
+        format!("gpus = 1\nmemory = {{ gpu_mb = 200, pcie_gbps = 8 }}\n{MODEL}weights_mb = 10.5\ndynamic_mb = 0.5\n");
+    let workload = parse(&text).unwrap();
+    assert_eq!((workload.memory, workload.gpu_bytes), (None, Some(200_000_000)));
+    let footprint = Footprint { static_bytes: 10_500_000, dynamic_bytes: 500_000 };
+    assert_eq!((workload.models[0].footprint, workload.models[0].weights), (footprint, Weights::default()));
+    let zoo = |beside: &str| {
+        let workload = parse(&format!("gpus = 1\n[[model]]\nzoo = \"clockwork-zoo-v100.csv\"\nslo_ms = 100\n{beside}"));
+        workload.map(|workload| workload.models[0].footprint)
+    };
+    let tensors = Footprint { static_bytes: 31_800_000, dynamic_bytes: 16 * (602 + 4) * 1_000 };
+    assert_eq!(zoo(""), Ok(tensors));
+    assert_eq!(zoo("dynamic_mb = 7"), Ok(Footprint { dynamic_bytes: 7_000_000, ..tensors }));
+    let refused = "w.toml: model \"densenet121\": dynamic_mb: expected a number from 0 to 1000000000, found -1";
+    assert_eq!(zoo("dynamic_mb = -1"), Err(refused.to_owned()));
+}
+
+#[test]
 fn popularity_is_equal_zipf_or_by_share() {
     let shares = |text: &str| parse(text).unwrap().models.iter().map(|model| model.share).collect::<Vec<_>>();
     let zipf = shares(&format!("gpus = 1\npopularity = {{ zipf = 1.0 }}\n{MODEL}count = 2\n"));
@@ -92,7 +111,7 @@ fn every_error_names_the_key_what_was_found_and_what_was_expected() {
             changed("slo_ms", "slo"),
             "w.toml, line 6: unknown field `slo`, expected one of `name`, `alpha_ms`, `beta_ms`, `latency_ms`, \
              `slo_ms`, `background`, `classes`, `max_batch`, `count`, `share`, `zoo`, `gpu_price`, `weights_mb`, \
-             `load_ms`, `clients`, `cost`, `applications`, `slo_x_p99`",
+             `load_ms`, `dynamic_mb`, `clients`, `cost`, `applications`, `slo_x_p99`",
         ),
         (MODEL.to_owned(), "w.toml, line 1: missing field `gpus`"),
         (with("seconds = \"x\""), "w.toml, line 2: invalid type: string \"x\", expected f64"),

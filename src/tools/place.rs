@@ -1,0 +1,313 @@
+//! `downbeat place`: which sub-cluster should host which model of a workload, and what moves there would win. It looks
+//! at no cluster and changes none. Part of the driver: a clock, if a search is given a time.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use clap::{ArgGroup, Args as ClapArgs};
+use cli::{CommandError, positive, table, within};
+use indicatif::{ProgressBar, ProgressStyle};
+use placement::{Model, Pin, Placement, Plan, Problem, RATE_MAX_RPS, Score, Search};
+use serde::Deserialize;
+use serde_json::json;
+use sim::Workload;
+
+/// Find which sub-cluster should host which model.
+#[derive(Debug, ClapArgs)]
+#[command(group(ArgGroup::new("output").required(true).args(["dry_run", "json"])))]
+pub(crate) struct Args {
+    /// Workload file (TOML): its models' shares and memory; `memory.gpu_mb` is what a sub-cluster's GPUs hold.
+    #[arg(long)]
+    workload: PathBuf,
+    /// Sub-clusters. Every GPU of one hosts all of its models.
+    #[arg(long)]
+    partitions: usize,
+    /// Print what would be moved and what that wins; nothing is changed anywhere.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON object, which --from reads, instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// The placement that is there now: what --json printed.
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+    /// Models that may be moved at most; new ones do not count.
+    #[arg(long, requires = "from")]
+    max_moves: Option<u32>,
+    /// A model that must be in one sub-cluster; any number of them.
+    #[arg(long, value_name = "MODEL=SUB-CLUSTER")]
+    pin: Vec<String>,
+    /// Aggregate request rate per second.
+    #[arg(long, default_value_t = 1000.0)]
+    rate: f64,
+    /// Requests per second that a sub-cluster takes at most.
+    #[arg(long)]
+    rate_max: Option<f64>,
+    /// What an imbalance of memory weighs beside one of rates.
+    #[arg(long, default_value_t = 1.0)]
+    memory_weight: f64,
+    /// Seed of the search.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Steps of the search: equal seeds and steps give equal placements.
+    #[arg(long, default_value_t = 2_000_000)]
+    steps: u64,
+    /// Search for so long instead: what comes of it depends on the machine.
+    #[arg(long, conflicts_with = "steps")]
+    seconds: Option<f64>,
+}
+
+/// Steps between two looks at the clock.
+const TURN: u64 = 10_000;
+/// Most steps, and seconds, of a search.
+const STEPS_MAX: f64 = 1e12;
+const SECONDS_MAX: f64 = 3_600.0;
+/// What errors of the search name, and what stands for it here.
+const NAMES: [(&str, &str); 5] = [
+    ("rate_max_rps", "--rate-max"),
+    ("memory_max_bytes", "memory.gpu_mb"),
+    ("disruption_max", "--max-moves"),
+    ("sub_clusters", "--partitions"),
+    ("memory_weight", "--memory-weight"),
+];
+
+/// Runs the command and prints its result on stdout, its progress on stderr.
+///
+/// # Errors
+/// On bad input (exit code 2), and if no placement was found (1).
+pub(super) fn run(args: &Args) -> Result<(), CommandError> {
+    let workload = bench::goodput::read_workload(&args.workload)?;
+    let problem = problem(args, &workload)?;
+    let named = |error: placement::PlacementError| {
+        NAMES.iter().fold(error.to_string(), |text, (field, flag)| text.replace(field, flag))
+    };
+    let mut search = Search::new(&problem, args.seed).map_err(|error| CommandError::Failed(named(error)))?;
+    look(args, &mut search)?;
+    let found = search.best().map_err(|error| CommandError::Found(named(error)))?;
+    let plan = args.from.is_some().then(|| search.plan(&found.sub_clusters));
+    if args.json {
+        println!("{}", as_json(args, &problem, &found, plan.as_ref(), search.steps()));
+    } else {
+        let in_turn: Vec<usize> = (0..problem.models.len()).map(|model| model % problem.sub_clusters).collect();
+        let before = plan.as_ref().map_or_else(|| ("in turn", search.score(&in_turn)), |plan| ("now", plan.before));
+        print!("{}", as_text(args, &problem, &found, plan.as_ref(), before));
+    }
+    Ok(())
+}
+
+fn problem(args: &Args, workload: &Workload) -> Result<Problem, CommandError> {
+    let rate_rps = positive("--rate", args.rate, RATE_MAX_RPS)?;
+    let former = args.from.as_ref().map(|path| former(path)).transpose()?.unwrap_or_default();
+    let model = |model: &sim::workload::Model| Model {
+        name: model.name.clone(),
+        rate_rps: rate_rps * model.share,
+        static_bytes: model.footprint.static_bytes,
+        dynamic_bytes: model.footprint.dynamic_bytes,
+        move_cost: 1.0,
+        // Where there are fewer sub-clusters now, what was in the others is homeless.
+        former: former.get(&model.name).copied().filter(|&at| at < args.partitions),
+    };
+    let rate_max_rps = args.rate_max.map(|rate| positive("--rate-max", rate, RATE_MAX_RPS)).transpose()?;
+    Ok(Problem {
+        rate_max_rps,
+        memory_max_bytes: workload.gpu_bytes,
+        memory_weight: args.memory_weight,
+        disruption_max: args.max_moves.map(f64::from),
+        pins: args.pin.iter().map(|text| pin(text)).collect::<Result<_, _>>()?,
+        ..Problem::new(args.partitions, workload.models.iter().map(model).collect())
+    })
+}
+
+fn pin(text: &str) -> Result<Pin, CommandError> {
+    let parts = text.rsplit_once('=').and_then(|(model, at)| Some((model.to_owned(), at.parse().ok()?)));
+    let wrong = || CommandError::flag("--pin", "MODEL=SUB-CLUSTER, such as resnet50=3", text);
+    parts.map(|(model, sub_cluster)| Pin { model, sub_cluster }).ok_or_else(wrong)
+}
+
+/// The sub-cluster of each model of a file that `--json` has printed.
+fn former(path: &Path) -> Result<BTreeMap<String, usize>, CommandError> {
+    #[derive(Deserialize)]
+    struct File {
+        models: Vec<Placed>,
+    }
+    #[derive(Deserialize)]
+    struct Placed {
+        name: String,
+        sub_cluster: usize,
+    }
+    let wrong = |error: &dyn std::fmt::Display| {
+        CommandError::flag("--from", "a file that `place --json` has printed", format!("{}: {error}", path.display()))
+    };
+    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    let file: File = serde_json::from_str(&text).map_err(|error| wrong(&error))?;
+    Ok(file.models.into_iter().map(|model| (model.name, model.sub_cluster)).collect())
+}
+
+/// Searches until the steps are made, the time is over, or nothing better can be there.
+#[allow(clippy::disallowed_methods, reason = "--seconds are the machine's")]
+fn look(args: &Args, search: &mut Search) -> Result<(), CommandError> {
+    within("--steps", args.steps as f64, 0.0, STEPS_MAX)?;
+    let seconds = args.seconds.map(|seconds| positive("--seconds", seconds, SECONDS_MAX)).transpose()?;
+    let span = seconds.map(Duration::from_secs_f64);
+    let began = Instant::now();
+    let bar = ProgressBar::new(span.map_or(args.steps, |span| span.as_millis() as u64));
+    let style = ProgressStyle::with_template("searching [{bar:40}] {percent} %");
+    bar.set_style(style.expect("a constant template").progress_chars("=> "));
+    loop {
+        let (left, done) = match span {
+            Some(span) => (if began.elapsed() < span { TURN } else { 0 }, began.elapsed().as_millis() as u64),
+            None => (TURN.min(args.steps - search.steps()), search.steps()),
+        };
+        bar.set_position(done);
+        if left == 0 || !search.poll(left) {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn as_json(args: &Args, problem: &Problem, found: &Placement, plan: Option<&Plan>, steps: u64) -> String {
+    let model = |(model, at): (&Model, &usize)| {
+        json!({
+            "name": model.name, "rate_rps": model.rate_rps, "static_bytes": model.static_bytes,
+            "dynamic_bytes": model.dynamic_bytes, "former": model.former, "sub_cluster": at,
+        })
+    };
+    let moves = plan.iter().flat_map(|plan| &plan.moves).map(|step| {
+        json!({
+            "model": problem.models[step.model].name, "from": step.from, "to": step.to,
+            "objective": step.after.objective,
+        })
+    });
+    json!({
+        "seed": args.seed, "steps": steps, "sub_clusters": problem.sub_clusters, "rate_max_rps": problem.rate_max_rps,
+        "memory_max_bytes": problem.memory_max_bytes, "memory_weight": problem.memory_weight,
+        "max_moves": args.max_moves, "objective": found.score.objective, "bound": found.bound,
+        "rate_imbalance": found.score.rate_imbalance, "memory_imbalance": found.score.memory_imbalance,
+        "moves": moves.collect::<Vec<_>>(),
+        "models": problem.models.iter().zip(&found.sub_clusters).map(model).collect::<Vec<_>>(),
+    })
+    .to_string()
+}
+
+/// Moves, sub-clusters, and what all wins.
+fn as_text(
+    args: &Args,
+    problem: &Problem,
+    found: &Placement,
+    plan: Option<&Plan>,
+    (name, before): (&str, Score),
+) -> String {
+    let mut text = String::new();
+    let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
+    if let Some(plan) = plan {
+        let row = |step: &placement::Move| {
+            let model = &problem.models[step.model];
+            let cells = [step.from.to_string(), step.to.to_string(), format!("{:.3}", model.rate_rps)];
+            let after = [megabytes(model.static_bytes), format!("{:.6}", step.after.objective)];
+            [vec![model.name.clone()], cells.into(), after.into()].concat()
+        };
+        let header = ["move", "from", "to", "requests/s", "MB", "objective after it"];
+        let _ = writeln!(text, "{}", table(header, plan.moves.iter().map(row)));
+    }
+    let row = |at: usize| {
+        let here = || problem.models.iter().zip(&found.sub_clusters).filter(move |(_, there)| **there == at);
+        let rate: f64 = here().map(|(model, _)| model.rate_rps).sum();
+        let bytes = here().map(|(model, _)| model.static_bytes).sum();
+        let dynamic = here().map(|(model, _)| model.dynamic_bytes).max().unwrap_or(0);
+        [at.to_string(), here().count().to_string(), format!("{rate:.3}"), megabytes(bytes), megabytes(dynamic)]
+    };
+    let header = ["sub-cluster", "models", "requests/s", "weights (MB)", "largest batch (MB)"];
+    let _ = writeln!(text, "{}", table(header, (0..problem.sub_clusters).map(row)));
+    let row = |name: &str, score: Score| {
+        let values = [score.rate_imbalance, score.memory_imbalance, score.objective];
+        let over = if score.excess > 0.0 { format!("{:.1} %", 100.0 * score.excess) } else { "-".to_owned() };
+        [vec![name.to_owned()], values.map(|value| format!("{value:.6}")).into(), vec![over]].concat()
+    };
+    let header = ["", "imbalance of rates", "of memory", "objective", "over limits"];
+    let _ = writeln!(text, "{}", table(header, [row(name, before), row("as placed", found.score)]));
+    let moves = plan.map_or_else(String::new, |plan| match args.max_moves {
+        Some(max) => format!("{} of at most {max} moves; ", plan.moves.len()),
+        None => format!("{} moves; ", plan.moves.len()),
+    });
+    let _ = writeln!(text, "{moves}no placement has an objective below {:.6}", found.bound);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    const WORKLOAD: &str = "gpus = 4\nmemory = { gpu_mb = 1000, pcie_gbps = 100 }\n[[model]]\nname = \"m\"\ncount = 8\n\
+                            alpha_ms = 1\nbeta_ms = 5\nslo_ms = 25\nweights_mb = 300\n";
+
+    fn args(words: &str) -> (tempfile::NamedTempFile, Args) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), WORKLOAD).unwrap();
+        let words = format!("place --json --workload {} {words}", file.path().display());
+        let args = Line::try_parse_from(words.split(' ')).unwrap_or_else(|error| panic!("{error}")).args;
+        (file, args)
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_the_flag() {
+        for (words, expected) in [
+            ("--partitions 0", "--partitions: found 0, expected 1 to 4096"),
+            ("--partitions 4 --rate 0", "--rate: expected a number above 0 and at most 100000000, found 0"),
+            (
+                "--partitions 4 --rate-max 200",
+                "--rate-max: found 200 requests/s, expected at least 250 requests/s, the mean of 4 sub-clusters, or \
+                 more of them",
+            ),
+            ("--partitions 4 --pin x", "--pin: expected MODEL=SUB-CLUSTER, such as resnet50=3, found x"),
+            ("--partitions 4 --pin x=3", "pin of \"x\": found no such model, expected the name of a model"),
+            (
+                "--partitions 4 --pin m-1=0 --pin m-2=0 --pin m-3=0 --pin m-4=0",
+                "pins: found 1200000000 bytes in sub-cluster 0, expected at most memory.gpu_mb, 1000000000 bytes",
+            ),
+            ("--partitions 4 --memory-weight NaN", "--memory-weight: found NaN, expected a number from 0 to 1000000"),
+            (
+                "--partitions 2",
+                "memory.gpu_mb: found 1000000000 bytes, expected at least 1200000000 bytes, the mean of 2 \
+                 sub-clusters, or more of them",
+            ),
+            ("--partitions 4 --seconds 0", "--seconds: expected a number above 0 and at most 3600, found 0"),
+            (
+                "--partitions 4 --from Cargo.toml",
+                "--from: expected a file that `place --json` has printed, found Cargo.toml: expected value at line 1 \
+                 column 2",
+            ),
+        ] {
+            let (_file, args) = args(words);
+            assert_eq!(run(&args).unwrap_err().to_string(), expected, "{words}");
+        }
+    }
+
+    #[test]
+    fn what_is_printed_as_json_is_what_is_there_now() {
+        let (_file, args) = args("--partitions 4 --pin m-3=2");
+        let workload = bench::goodput::read_workload(&args.workload).unwrap();
+        let problem = problem(&args, &workload).unwrap();
+        let found = Search::new(&problem, args.seed).unwrap().best().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), as_json(&args, &problem, &found, None, 0)).unwrap();
+        let read = former(file.path()).unwrap();
+        let all = problem.models.iter().zip(&found.sub_clusters);
+        assert!(all.clone().all(|(model, at)| read.get(&model.name) == Some(at)) && read.len() == all.len());
+        assert_eq!(read["m-3"], 2);
+    }
+}
