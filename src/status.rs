@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use scheduler::{
     config::Config,
-    status::{BackendRow, ClusterPage, PATH, WeightsRow},
+    status::{AdviceRow, BackendRow, ClusterPage, PATH, WeightsRow},
 };
 
 use crate::config_file::read_config;
@@ -119,9 +119,10 @@ fn table(cluster: &ClusterPage, with_models: bool) -> String {
     }
     let _ = writeln!(
         text,
-        "{} frontends, {} backends, {} GPUs, {} of {} models hosted\n",
+        "{} frontends, {} backends, {} GPUs, {} of {} models hosted",
         counts.frontends, counts.backends, counts.gpus, counts.models_hosted, counts.models
     );
+    text += &advice(&cluster.advice);
     let header = ["ROLE", "NAME", "ID", "STATE", "ADDRESS", "PATH", "GPUS", "MODELS", "WEIGHTS", "SAFE TO REMOVE"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
@@ -157,6 +158,14 @@ fn table(cluster: &ClusterPage, with_models: bool) -> String {
         text += &format!("\n{}", aligned(&rows));
     }
     text
+}
+
+/// How many GPUs are needed, and an empty line.
+fn advice(advice: &AdviceRow) -> String {
+    let AdviceRow { gpus, reason, busy, bad, .. } = advice;
+    let needed = advice.gpus_needed.map_or_else(|| "?".to_owned(), |needed| needed.to_string());
+    let (busy, bad) = (100.0 * busy, 100.0 * bad);
+    format!("{needed} GPUs needed, {gpus} in use ({busy:.0} % busy, {bad:.1} % of tasks lost): {reason}\n\n")
 }
 
 fn safety(backend: &BackendRow) -> String {
@@ -229,6 +238,14 @@ mod tests {
             epoch: "3.0".to_owned(),
             schedulers: vec![SchedulerRow { address: "10.0.0.1:7400".to_owned(), state: "primary".to_owned() }],
             counts: Counts { frontends: 0, backends: 1, gpus: 2, models: 2, models_hosted: 2 },
+            advice: AdviceRow {
+                gpus: 1,
+                gpus_needed: Some(3),
+                reason: "it is so".to_owned(),
+                busy: 0.75,
+                bad: 0.125,
+                ..AdviceRow::default()
+            },
             frontends: Vec::new(),
             backends: vec![backend],
             models,
@@ -242,8 +259,15 @@ mod tests {
         assert_eq!(lines[0], "rack7, the primary, arm soft: epoch 3.0, 0.1 s ago");
         assert_eq!(lines[1], "scheduler 10.0.0.1:7400 primary");
         let expected = "backend  gpus  12  serving  10.0.0.3:40000  -     1/2   2       3.0 of 8.0 GiB  no: only here";
-        assert_eq!(lines[5], format!("{expected} 4 (a, b, ..)"), "{text}");
+        assert_eq!(lines[3], "3 GPUs needed, 1 in use (75 % busy, 12.5 % of tasks lost): it is so");
+        assert_eq!(lines[6], format!("{expected} 4 (a, b, ..)"), "{text}");
         assert_eq!(lines.last(), Some(&"a      1        1         2"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_a_question_mark() {
+        let told = advice(&AdviceRow { reason: "a window has to pass".to_owned(), ..AdviceRow::default() });
+        assert_eq!(told, "? GPUs needed, 0 in use (0 % busy, 0.0 % of tasks lost): a window has to pass\n\n");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use ::scheduler::{NetworkBudget, Policy, cluster::ClusterConfig, control::SuccessionConfig};
+use ::scheduler::{NetworkBudget, Policy, advice::AdviceConfig, cluster::ClusterConfig, control::SuccessionConfig};
 use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::RngExt;
 
@@ -561,6 +561,7 @@ fn cluster_config(env: &mut Env) -> ClusterConfig {
         succession: SuccessionConfig::ALONE,
         first_id: 0,
         gpu_prices: BTreeMap::new(),
+        advice: AdviceConfig::default(),
     }
 }
 

@@ -13,8 +13,8 @@ use proto::{
     scheduler_to_frontend::{FrontendWelcome, SchedulerToFrontend},
 };
 
-pub use crate::{control::JoinError, shard::Violation};
 use crate::{
+    advice::AdviceConfig,
     control::{Control, ControlConfig, ControlOutput, PeerOutput, SuccessionConfig},
     mailbox,
     messages::NetworkBudget,
@@ -23,6 +23,7 @@ use crate::{
     rank_loop::RankLoop,
     shard::{Shard, ShardConfig, ShardOutput},
 };
+pub use crate::{control::JoinError, shard::Violation};
 
 /// How often ModelThreads tell control what they have to do.
 pub const LOAD_INTERVAL: Span = Span::from_millis(500);
@@ -54,13 +55,15 @@ pub struct ClusterConfig {
     pub first_id: u32,
     /// What GPU time is worth to the owners of single models, by their names.
     pub gpu_prices: BTreeMap<String, f64>,
+    /// How many GPUs are needed is worked out with this.
+    pub advice: AdviceConfig,
 }
 
 impl ClusterConfig {
     /// Control's part.
     #[must_use]
     pub fn control(&self) -> ControlConfig {
-        let Self { policy, budget, data_per_megabyte, resp, model_threads, succession, first_id, .. } = *self;
+        let Self { policy, budget, data_per_megabyte, resp, model_threads, succession, first_id, advice, .. } = *self;
         let addresses = self.addresses.clone();
         let gpu_prices = self.gpu_prices.clone();
         ControlConfig {
@@ -73,6 +76,7 @@ impl ClusterConfig {
             policy,
             first_id,
             gpu_prices,
+            advice,
         }
     }
 
@@ -274,7 +278,7 @@ impl Cluster {
     /// Timers of all parts.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.control.handle_timeout(now);
-        if self.shards.len() > 1 && self.report_at <= now {
+        if self.report_at <= now {
             self.report_at = now + LOAD_INTERVAL;
             self.note_loads(now);
         }
@@ -315,7 +319,7 @@ impl Cluster {
 
     fn note_loads(&mut self, now: Timestamp) {
         for (thread, shard) in (0..).map(ModelThreadId).zip(&mut self.shards) {
-            self.control.handle_news(now, ShardToControl::Load(thread, Box::new(shard.take_load())));
+            self.control.handle_news(now, ShardToControl::Load(thread, Box::new(shard.take_load(now))));
         }
     }
 

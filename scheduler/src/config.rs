@@ -8,6 +8,7 @@ use thiserror::Error;
 use transport::{Address, NetworkConfig, OpenError};
 
 use crate::{
+    advice::AdviceConfig,
     cluster::ClusterConfig,
     control::SuccessionConfig,
     messages::NetworkBudget,
@@ -54,6 +55,9 @@ pub struct Config {
     /// What the network may cost.
     #[serde(default)]
     pub network: Network,
+    /// How many GPUs are needed is worked out with this.
+    #[serde(default, skip_serializing_if = "Advice::is_default")]
+    pub advice: Advice,
     /// Tasks that may wait for one model.
     #[serde(default = "default_queue_max")]
     pub queue_max: usize,
@@ -140,6 +144,53 @@ impl Default for Network {
     }
 }
 
+/// What the number of GPUs that are needed is worked out with ([`crate::advice`]).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Advice {
+    /// Loads are averages over about so long, and nothing is said before. In milliseconds.
+    pub window_ms: u64,
+    /// What a new GPU takes to come, from the wish to the first batch: one is given up once it was not needed for so
+    /// long. In milliseconds.
+    pub gpu_comes_after_ms: u64,
+    /// Milliseconds of a request's latency that a millisecond of GPU time is worth, where `gpu_price` is 0.
+    pub gpu_price: f64,
+}
+
+impl Default for Advice {
+    fn default() -> Self {
+        let AdviceConfig { window, gpu_comes_after, gpu_price } = AdviceConfig::default();
+        let ms = |span: Span| (span.as_nanos() / 1_000_000) as u64;
+        Self { window_ms: ms(window), gpu_comes_after_ms: ms(gpu_comes_after), gpu_price }
+    }
+}
+
+impl Advice {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn checked(&self) -> Result<AdviceConfig, RunError> {
+        let &Self { window_ms, gpu_comes_after_ms, gpu_price } = self;
+        let wrong = |key, expected, found: String| Err(RunError::Advice { key, expected, found });
+        match () {
+            () if !(10_000..=3_600_000).contains(&window_ms) => {
+                wrong("window_ms", "10000 to 3600000", window_ms.to_string())
+            }
+            () if gpu_comes_after_ms > 86_400_000 => {
+                wrong("gpu_comes_after_ms", "0 to 86400000", gpu_comes_after_ms.to_string())
+            }
+            () if gpu_price.is_nan() || gpu_price < 0.0 => {
+                wrong("gpu_price", "a number from 0 to inf", gpu_price.to_string())
+            }
+            () => {
+                let span = |ms: u64| Span::from_millis(ms as i64);
+                Ok(AdviceConfig { window: span(window_ms), gpu_comes_after: span(gpu_comes_after_ms), gpu_price })
+            }
+        }
+    }
+}
+
 fn default_drain_timeout_ms() -> u64 {
     DRAIN_TIMEOUT_MS
 }
@@ -181,6 +232,16 @@ pub enum RunError {
         key: &'static str,
         /// What was given.
         found: f64,
+    },
+    /// A key of the table `advice`.
+    #[error("advice.{key} must be {expected}, found {found}")]
+    Advice {
+        /// Which one.
+        key: &'static str,
+        /// What it may be.
+        expected: &'static str,
+        /// What was given.
+        found: String,
     },
     /// The key `model_threads`.
     #[error("model_threads must be \"auto\" or 1 to {max}, found {found}", max = ModelThreadId::COUNT_MAX)]
@@ -254,6 +315,7 @@ impl Config {
             succession: self.succession()?,
             first_id: 0,
             gpu_prices: self.gpu_prices.clone(),
+            advice: self.advice.checked()?,
         })
     }
 
@@ -302,7 +364,7 @@ mod tests {
 
     #[test]
     fn wrong_keys_say_what_is_expected() {
-        let error = |keys| config(keys).unwrap_err();
+        let error = |keys: &str| config(keys).unwrap_err();
         assert_eq!(error("model_threads = 0"), "model_threads must be \"auto\" or 1 to 256, found 0");
         assert_eq!(
             error("model_threads = 2\npolicy = \"nexus\""),
@@ -325,6 +387,16 @@ mod tests {
         assert_eq!(prices, [("m".to_owned(), f64::INFINITY), ("n".to_owned(), 0.0)].into());
         assert_eq!(config("gpu_price = 4").unwrap().policy.to_string(), "downbeat:gpu_price=4");
         assert_eq!(config("gpu_price = inf").unwrap().policy.to_string(), "downbeat:gpu_price=inf");
+        let advice = |keys: &str| error(&format!("[advice]\n{keys}"));
+        assert_eq!(advice("window_ms = 9999"), "advice.window_ms must be 10000 to 3600000, found 9999");
+        let late = "advice.gpu_comes_after_ms must be 0 to 86400000, found 86400001";
+        assert_eq!(advice("gpu_comes_after_ms = 86400001"), late);
+        assert_eq!(advice("gpu_price = -1"), "advice.gpu_price must be a number from 0 to inf, found -1");
+        assert!(advice("window = 5").contains("unknown field `window`"), "{}", advice("window = 5"));
+        let keys = "[advice]\nwindow_ms = 30000\ngpu_comes_after_ms = 0\ngpu_price = 4";
+        let (window, gpu_comes_after) = (Span::from_millis(30_000), Span::ZERO);
+        assert_eq!(config(keys).unwrap().advice, AdviceConfig { window, gpu_comes_after, gpu_price: 4.0 });
+        assert_eq!(config("").unwrap().advice, AdviceConfig::default());
         let short = toml::from_str::<Config>("listen = '127.0.0.1:1'\nsecret = 'hush'").err().unwrap().to_string();
         assert!(short.contains("secret: found 4 bytes, expected at least 16"), "{short}");
         assert!(error("model_threads = \"many\"").contains("expected \"auto\" or a number"));

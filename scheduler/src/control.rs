@@ -45,6 +45,7 @@ use rand_chacha::{
 };
 
 use crate::{
+    advice::{AdviceConfig, Advisor, Served},
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
@@ -89,6 +90,8 @@ pub struct ControlConfig {
     pub first_id: u32,
     /// As [`cluster::ClusterConfig::gpu_prices`](crate::cluster::ClusterConfig::gpu_prices).
     pub gpu_prices: BTreeMap<String, f64>,
+    /// As [`cluster::ClusterConfig::advice`](crate::cluster::ClusterConfig::advice).
+    pub advice: AdviceConfig,
 }
 
 /// Something to send.
@@ -140,6 +143,7 @@ pub struct Control {
     resp: NetworkTime,
     /// By ModelThread: what it last said.
     loads: Vec<ShardLoad>,
+    advisor: Advisor,
     /// Makes passes that members cannot guess.
     passes: ChaCha12Rng,
     /// It is about to end.
@@ -166,6 +170,7 @@ impl Control {
             balance: Balance::new(config.model_threads),
             resp: NetworkTime::new(config.resp),
             loads: vec![ShardLoad::default(); usize::from(config.model_threads)],
+            advisor: Advisor::new(config.advice),
             passes: ChaCha12Rng::from_seed(seed),
             leaves: false,
             succession: Succession::new(config.succession),
@@ -282,6 +287,7 @@ impl Control {
             schedulers: self.succession.states(),
             frontends: self.members.shown_frontends(&self.names, &at),
             backends: self.members.shown_backends(&self.names, &at),
+            advice: self.advisor.advice(),
         };
         (snapshot, self.members.model_names(models_from))
     }
@@ -506,7 +512,7 @@ impl Control {
                 self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Budget(model, planned.budget)));
                 self.announce_models([model]);
             }
-            ShardToControl::Load(thread, load) => self.on_load(thread, *load),
+            ShardToControl::Load(thread, load) => self.on_load(now, thread, *load),
             ShardToControl::Released(moved) => {
                 let owner = self.members.models[moved.model.0 as usize].owner;
                 self.outputs.push_back(ControlOutput::ToShard(owner, ControlToShard::Adopt(moved)));
@@ -585,7 +591,8 @@ impl Control {
         self.announce_models([model]);
     }
 
-    fn on_load(&mut self, thread: ModelThreadId, mut load: ShardLoad) {
+    fn on_load(&mut self, now: Timestamp, thread: ModelThreadId, mut load: ShardLoad) {
+        self.advise(now, std::mem::take(&mut load.served));
         for (model, times) in std::mem::take(&mut load.request_times) {
             self.members.models[model.0 as usize].request_times = Some(times);
             self.tell_each(&Topic::RequestTimes(model));
@@ -595,6 +602,15 @@ impl Control {
         self.loads[usize::from(thread.0)] = load;
         if let Some((model, to)) = shift {
             self.move_model(model, to);
+        }
+    }
+
+    /// Works out how many GPUs are needed, if it is time, with what one more ModelThread has counted.
+    fn advise(&mut self, now: Timestamp, served: Vec<(ModelId, Served)>) {
+        self.advisor.handle_standing(now, self.succession.claim().is_primary());
+        served.into_iter().for_each(|(model, served)| self.advisor.handle_served(model, &served));
+        if self.advisor.is_due(now) {
+            self.advisor.handle_gpus(now, self.members.gpus.values().filter_map(|gpu| gpu.planned.clone()));
         }
     }
 

@@ -10,6 +10,7 @@
 //! on a task's way. [`cluster::Cluster`] is all of it on one thread; [`process`] gives it sockets, threads and a clock.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod cluster;
 pub mod config;
 pub mod control;

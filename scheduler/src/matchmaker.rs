@@ -8,7 +8,7 @@ use proto::{GpuId, LatencyProfile, ModelId, Span, TaskId, Timestamp, scheduler_t
 use crate::{
     dynamic::{DynamicTimes, KnownTimes},
     mailbox::{FromRankThread, ModelEnd},
-    messages::{Background, Candidate, GpuUpdate, NetworkBudget, Price},
+    messages::{Background, Candidate, GpuUpdate, NetworkBudget, Price, Traffic},
     model_thread::{ModelThread, Output},
     planner::{Planner, PlannerOutput, Released},
     policy::Policy,
@@ -337,6 +337,10 @@ impl<P: Send, R: RankSide> Planner<P> for Matchmaker<P, R> {
 
     fn poll_output(&mut self) -> Option<PlannerOutput<P>> {
         self.outputs.pop_front()
+    }
+
+    fn traffic(&self, now: Timestamp, id: ModelId) -> Option<Traffic> {
+        self.models.traffic(now, id)
     }
 
     fn is_cold(&self, id: ModelId) -> bool {

@@ -18,7 +18,7 @@ use proto::{
 use crate::{
     dynamic::DynamicTimes,
     indexed_heap::IndexedHeap,
-    messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Price, Whereabouts},
+    messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Price, Traffic, Whereabouts},
     model_times::{ModelTimes, Times},
     policy::{BatchPolicy, Gathered, Granted, Policy, View},
     priorities,
@@ -372,6 +372,14 @@ impl<P> ModelThread<P> {
     #[must_use]
     pub fn learned(&self, id: ModelId) -> Option<LearnedAverages> {
         self.models.get(id.0 as usize)?.as_ref()?.policy.learned()
+    }
+
+    /// What is asked of a model, if its batches are sized by a price.
+    #[must_use]
+    pub fn traffic(&self, now: Timestamp, id: ModelId) -> Option<Traffic> {
+        let model = self.models.get(id.0 as usize)?.as_ref().filter(|model| model.dynamic.is_none())?;
+        let Model { times, queue, jitter, price, policy, .. } = &**model;
+        policy.usual_traffic(&view((now, Timestamp::PAST), queue.keys(), times.common(), (*jitter, *price)))
     }
 
     /// What a model's policy had learned elsewhere.

@@ -11,6 +11,7 @@ use proto::{
 
 use crate::{
     dynamic::{DynamicTimes, KnownTimes},
+    messages::Traffic,
     task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task},
 };
 
@@ -163,6 +164,11 @@ pub trait Planner<P>: Send {
 
     /// The next thing that is to be done.
     fn poll_output(&mut self) -> Option<PlannerOutput<P>>;
+
+    /// What is asked of a model, if its batches are sized by a price. By default they are not.
+    fn traffic(&self, _now: Timestamp, _id: ModelId) -> Option<Traffic> {
+        None
+    }
 
     /// Whether the weights of a model are in no GPU's memory, as far as is known.
     fn is_cold(&self, _id: ModelId) -> bool {

@@ -110,6 +110,11 @@ pub trait BatchPolicy: fmt::Debug + Send {
         None
     }
 
+    /// The same for whoever looks from afar, and not at who waits just now. By default nothing.
+    fn usual_traffic(&self, _view: &View<'_>) -> Option<Traffic> {
+        None
+    }
+
     /// When it opens on a GPU that may start batches early, with what [`Self::traffic`] says of this view: not after
     /// [`Self::opens_at`], which is the default.
     fn ready_at(&self, view: &View<'_>, batch: Gathered, _traffic: Option<&Traffic>) -> Timestamp {

@@ -46,8 +46,8 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let cluster = ClusterConfig { first_id: rand::random(), ..config.cluster_config(cores)? };
     let (clock, vitals) = (Clock::start(), Vitals::default());
     let board = Board::default();
-    let pages = Pages::new("scheduler", config.fabric.member_name(), vitals.clone(), |_| String::new());
-    let status = status(config, board.clone());
+    let (status, told) = (status(config, board.clone()), status(config, board.clone()));
+    let pages = Pages::new("scheduler", config.fabric.member_name(), vitals.clone(), move |_| told.metrics());
     let pages = pages.with_json(status::PATH, move |now, query| status.page(now, query));
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
     let _service = Service::start(clock, &vitals)?;

@@ -16,6 +16,7 @@ mod heirs;
 mod knowledge;
 mod plans;
 mod sending;
+mod served;
 mod weights;
 
 use std::{
@@ -38,6 +39,7 @@ use proto::{
 use thiserror::Error;
 
 use crate::{
+    advice::Served,
     estimates::{Estimates, Learning, ProfileChange},
     messages::NetworkBudget,
     network_times::NetworkTime,
@@ -124,6 +126,8 @@ pub struct ShardLoad {
     pub tasks: Vec<(ModelId, u64)>,
     /// What tasks of models take whose tasks are unequal, where that is another than when this was asked for last.
     pub request_times: Vec<(ModelId, RequestTimes)>,
+    /// What became of tasks since the last time this was asked for, of each model that had any.
+    pub served: Vec<(ModelId, Served)>,
 }
 
 /// A peer broke the protocol; its connection is to be closed.
@@ -173,6 +177,8 @@ struct Model {
     told: Option<PlannedWith>,
     /// Tasks that came since the last [`Shard::take_load`].
     tasks: u64,
+    /// What became of tasks since then.
+    served: Served,
 }
 
 impl Model {
@@ -460,6 +466,7 @@ impl Shard {
             Some(_) if !is_served => self.drop_task(id, DropReason::NoBackend),
             // Rows of a request that is let in come with it, however many they are.
             Some(entry) if is_first && entry.is_full(&*self.planner, model, priority) => {
+                entry.served.lost += u64::from(deadline != Timestamp::NEVER);
                 self.drop_task(id, DropReason::QueueFull);
             }
             Some(entry) => {
@@ -552,6 +559,7 @@ impl Shard {
                 // Whatever a backend says: it did not run before it was sent.
                 let longest = done.sent.map_or(Span::ZERO, |(sent_at, _)| now - sent_at);
                 let execution = (finished_at - started_at).min(longest);
+                self.count_served((backend, id), done.model, (finished_at, execution));
                 if self.is_dynamic(done.model) {
                     self.on_sampled(now, (id, backend), &done, execution);
                 } else {
@@ -618,6 +626,7 @@ impl Shard {
                 }
                 PlannerOutput::Preempt(_) => unreachable!("a policy that preempts is refused before it gets here"),
                 PlannerOutput::Dropped { model, task, reason } => {
+                    self.count_lost(model, &task, reason);
                     let hosted = self.models.get(&model).map_or(Err(DropReason::NoBackend), |entry| entry.hosted);
                     let is_unhosted = reason == DropReason::NoBackend;
                     self.drop_task(task.id, hosted.err().filter(|_| is_unhosted).unwrap_or(reason));
@@ -660,14 +669,15 @@ impl Shard {
     }
 
     /// What there is to do, and what came since the last time.
-    pub fn take_load(&mut self) -> ShardLoad {
+    pub fn take_load(&mut self, now: Timestamp) -> ShardLoad {
         let queued = self.models.keys().map(|&model| self.planner.queue_length(model)).sum();
+        let served = self.take_served(now);
         let tasks = self.models.iter_mut().filter(|(_, entry)| entry.tasks > 0);
         let tasks = tasks.map(|(&model, entry)| (model, std::mem::take(&mut entry.tasks))).collect();
         let doubtful = self.fences.len() + self.given_back.len();
         let (batches, cold) = (self.plans.len(), self.cold);
         let (predictions, request_times) = (self.predictions.clone(), self.take_request_times());
-        ShardLoad { queued, batches, doubtful, cold, predictions, tasks, request_times }
+        ShardLoad { queued, batches, doubtful, cold, predictions, tasks, request_times, served }
     }
 
     /// Nothing waits, runs, is in doubt or is counted.
@@ -724,6 +734,7 @@ impl Shard {
             hosted: Err(DropReason::NoBackend),
             told: None,
             tasks: 0,
+            served: Served::default(),
         });
         entry.queue_max = queue_max;
         let is_resized = std::mem::replace(&mut entry.weights, weights) != weights;

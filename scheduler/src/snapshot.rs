@@ -10,11 +10,13 @@ use std::{
 use proto::{Epoch, GpuId, ModelId, Span, Timestamp, weights::WeightsTally};
 use transport::Path;
 
+use crate::advice::Advice;
+
 /// How often control leaves a snapshot.
 const INTERVAL: Span = Span::from_millis(250);
 
 /// The cluster as one scheduler knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Snapshot {
     /// Of the primary, as far as it is known.
     pub epoch: Epoch,
@@ -26,6 +28,8 @@ pub struct Snapshot {
     pub frontends: Vec<FrontendShown>,
     /// By id.
     pub backends: Vec<BackendShown>,
+    /// How many GPUs are needed.
+    pub advice: Arc<Advice>,
 }
 
 /// What one scheduler knows of another one, or of itself.

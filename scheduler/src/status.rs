@@ -1,12 +1,17 @@
 //! The cluster for operators: `GET /v2/cluster` at a scheduler's `[admin] http`, in pages of bounded size. All is
 //! worked out from what control has left on the [`Board`], on the listener's thread.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{cell::RefCell, collections::BTreeSet, sync::Arc};
 
 use proto::{ModelId, Timestamp, weights::PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 
-use crate::snapshot::{BackendShown, Board, FrontendShown, GpuShown, MemberState, ModelName, SchedulerState, Snapshot};
+mod metrics;
+
+use crate::{
+    advice::Advice,
+    snapshot::{BackendShown, Board, FrontendShown, GpuShown, MemberState, ModelName, SchedulerState, Snapshot},
+};
 
 /// Where it is told.
 pub const PATH: &str = "/v2/cluster";
@@ -16,6 +21,8 @@ const MEMBERS_PER_PAGE: usize = 200;
 const MODELS_PER_PAGE: usize = 1_000;
 /// Names of models that only one backend hosts which are told with it.
 const ONLY_HERE_NAMED: usize = 3;
+/// Names of models that are told of a sub-cluster.
+const NAMED: usize = 3;
 
 /// One page. Members, and models, come in the order of their ids; counts are of all pages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,6 +45,8 @@ pub struct ClusterPage {
     pub schedulers: Vec<SchedulerRow>,
     /// How many there are of each.
     pub counts: Counts,
+    /// How many GPUs are needed, and why.
+    pub advice: AdviceRow,
     /// Of this page.
     pub frontends: Vec<FrontendRow>,
     /// Of this page.
@@ -59,6 +68,50 @@ pub struct Counts {
     pub models: usize,
     /// Of these, those that a live backend hosts.
     pub models_hosted: usize,
+}
+
+/// How many GPUs are needed, and why; parts and numbers of GPUs are averages over the window.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct AdviceRow {
+    /// GPUs that plans go to.
+    pub gpus: u32,
+    /// How many are needed; none while that is not known.
+    pub gpus_needed: Option<u32>,
+    /// The reason in words.
+    pub reason: String,
+    /// Part of the GPUs' time in which tasks with an objective ran.
+    pub busy: f64,
+    /// The rest.
+    pub idle: f64,
+    /// Tasks that are lost, of all.
+    pub bad: f64,
+    /// GPUs that the tasks would keep busy at the price at which GPUs are paid for.
+    pub work_gpus: f64,
+    /// Tasks in time, since this scheduler is the primary.
+    pub tasks_in_time: u64,
+    /// Tasks that were lost, since then.
+    pub tasks_lost: u64,
+    /// GPUs that host the same models; at most 128, and on the first page alone.
+    pub sub_clusters: Vec<SubClusterRow>,
+}
+
+/// GPUs that host the same models.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SubClusterRow {
+    /// How many models, whatever versions they have.
+    pub models: usize,
+    /// The first of their names.
+    pub models_first: Vec<String>,
+    /// GPUs that plans go to.
+    pub gpus: u32,
+    /// How many are needed; none while that is not known.
+    pub gpus_needed: Option<u32>,
+    /// The reason in words.
+    pub reason: String,
+    /// As of all.
+    pub bad: f64,
+    /// As of all.
+    pub work_gpus: f64,
 }
 
 /// A scheduler.
@@ -238,6 +291,10 @@ impl Status {
             epoch: snapshot.epoch.to_string(),
             schedulers: self.schedulers.iter().zip(&snapshot.schedulers).map(state).collect(),
             counts,
+            advice: match advice_row(&snapshot.advice, models) {
+                advice if page == 0 => advice,
+                advice => AdviceRow { sub_clusters: Vec::new(), ..advice },
+            },
             frontends: cut(&snapshot.frontends, page, MEMBERS_PER_PAGE).iter().map(frontend_row).collect(),
             backends: backends
                 .take(MEMBERS_PER_PAGE)
@@ -399,6 +456,40 @@ fn gpu_row((index, gpu): (usize, &GpuShown)) -> GpuRow {
     };
     let weights_bytes = gpu.pages.map(|pages| u64::from(pages) * PAGE_BYTES);
     GpuRow { index, id: gpu.id.0, state: state.to_owned(), models: gpu.models.len(), weights_bytes }
+}
+
+fn advice_row(advice: &Advice, models: &[ModelName]) -> AdviceRow {
+    let sub_clusters = advice.sub_clusters.iter().map(|sub| {
+        let (models, models_first) = names(&sub.models, models);
+        SubClusterRow {
+            models,
+            models_first,
+            gpus: sub.gpus,
+            gpus_needed: sub.needed,
+            reason: sub.to_string(),
+            bad: sub.lost_part,
+            work_gpus: sub.work,
+        }
+    });
+    let idle = advice.idle_part();
+    AdviceRow {
+        gpus: advice.gpus,
+        gpus_needed: advice.needed,
+        reason: advice.reason(),
+        busy: if advice.gpus == 0 { 0.0 } else { 1.0 - idle },
+        idle,
+        bad: advice.lost_part,
+        work_gpus: advice.work,
+        tasks_in_time: advice.in_time,
+        tasks_lost: advice.lost,
+        sub_clusters: sub_clusters.collect(),
+    }
+}
+
+/// How many names what a sub-cluster hosts has, and the first of them in their order.
+fn names(hosted: &[ModelId], models: &[ModelName]) -> (usize, Vec<String>) {
+    let names: BTreeSet<&String> = hosted.iter().filter_map(|id| Some(&models.get(id.0 as usize)?.0)).collect();
+    (names.len(), names.into_iter().take(NAMED).cloned().collect())
 }
 
 fn word(state: MemberState) -> &'static str {

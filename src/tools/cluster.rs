@@ -612,6 +612,7 @@ impl Wiring {
             model_threads: layout.model_threads,
             cores: layout.cores.clone(),
             network: layout.network,
+            advice: scheduler::config::Advice::default(),
             queue_max: scheduler::config::default_queue_max(),
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,

@@ -24,6 +24,7 @@ use proto::{
     hello::{Member, SchedulerHello},
 };
 use scheduler::{
+    advice::AdviceConfig,
     cluster::{Cluster, ClusterConfig, ClusterOutput, Port},
     control::SuccessionConfig,
     messages::NetworkBudget,
@@ -161,6 +162,7 @@ impl World {
             succession: SuccessionConfig::ALONE,
             first_id: 0,
             gpu_prices: BTreeMap::new(),
+            advice: AdviceConfig::default(),
         };
         let models: Vec<_> = (0..MODELS).map(loaded).collect();
         let staging = Staging::new(GPUS as usize, &[models[0].shape], 0);

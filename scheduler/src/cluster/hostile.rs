@@ -78,6 +78,7 @@ impl World {
             succession: SuccessionConfig::ALONE,
             first_id: 0,
             gpu_prices: BTreeMap::new(),
+            advice: AdviceConfig::default(),
         };
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),

@@ -13,6 +13,7 @@ use proto::{
     stages::SchedulerStamps,
 };
 
+mod advice;
 mod claims;
 mod departures;
 mod draining;
@@ -45,6 +46,7 @@ fn config() -> ClusterConfig {
         succession: SuccessionConfig::ALONE,
         first_id: 0,
         gpu_prices: BTreeMap::new(),
+        advice: AdviceConfig::default(),
     }
 }
 

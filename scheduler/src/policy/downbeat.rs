@@ -154,6 +154,23 @@ impl Downbeat {
         fitting
     }
 
+    /// What is asked for, by clients with this SLO.
+    fn traffic_within(&self, view: &View<'_>, slo: Span) -> Option<Traffic> {
+        let gap_ns = self.arrivals.gap_ns(view.now)?;
+        let target = self.target(view, slo);
+        let (fixed, per_task) = occupation(view, target);
+        let thousandths = 1e3 * self.tuning.gpu_price;
+        Some(Traffic {
+            gap: Span(gap_ns as i64),
+            arrived_at: self.arrivals.last_at,
+            fixed,
+            per_task,
+            target: target as u32,
+            // What is more than four million is as good as endless.
+            gpu_price: thousandths.min(f64::from(Traffic::ENDLESS_PRICE)) as u32,
+        })
+    }
+
     /// How much earlier than at its frontrun moment a batch queues for GPUs where these are scarce.
     fn earlier(&self, view: &View<'_>, batch: Gathered) -> Span {
         let execution_ms = f64::from(view.price.execution_ms);
@@ -212,19 +229,11 @@ impl BatchPolicy for Downbeat {
     }
 
     fn traffic(&self, view: &View<'_>) -> Option<Traffic> {
-        let gap_ns = self.arrivals.gap_ns(view.now)?;
-        let target = self.target(view, view.queue.front().map_or(Span::ZERO, slo));
-        let (fixed, per_task) = occupation(view, target);
-        let thousandths = 1e3 * self.tuning.gpu_price;
-        Some(Traffic {
-            gap: Span(gap_ns as i64),
-            arrived_at: self.arrivals.last_at,
-            fixed,
-            per_task,
-            target: target as u32,
-            // What is more than four million is as good as endless.
-            gpu_price: thousandths.min(f64::from(Traffic::ENDLESS_PRICE)) as u32,
-        })
+        self.traffic_within(view, view.queue.front().map_or(Span::ZERO, slo))
+    }
+
+    fn usual_traffic(&self, view: &View<'_>) -> Option<Traffic> {
+        self.traffic_within(view, self.losses.usual_slo())
     }
 
     fn urgency(&self) -> Span {

@@ -101,6 +101,11 @@ impl Losses {
         self.hurried_part += tuning.gap_weight * (f64::from(counts[1]) / size - self.hurried_part);
     }
 
+    /// The mean SLO of tasks that were served.
+    pub(super) fn usual_slo(&self) -> Span {
+        Span(self.slo_ns as i64)
+    }
+
     /// The part of all tasks that was lost of late.
     pub(super) fn late_part(&self) -> f64 {
         self.late_part

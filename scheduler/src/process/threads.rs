@@ -303,7 +303,7 @@ impl ShardDriver {
         self.shard.handle_timeout(now);
         if self.report_at <= now {
             self.report_at = now + LOAD_INTERVAL;
-            self.to_control.post(ShardToControl::Load(self.id, Box::new(self.shard.take_load())));
+            self.to_control.post(ShardToControl::Load(self.id, Box::new(self.shard.take_load(now))));
         }
         while let Some(output) = self.shard.poll_output() {
             is_busy = true;

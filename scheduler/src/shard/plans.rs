@@ -217,6 +217,17 @@ impl Plans {
         Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sample, sent, failed, is_guarded })
     }
 
+    /// Of a plan's tasks with an objective, those that could end then, and those that should have ended before.
+    pub(super) fn in_time(&self, backend: BackendId, id: PlanId, ended_at: Timestamp) -> (u64, u64) {
+        let tasks = self.under_way.get(&(backend, id)).map_or(&[][..], |plan| &plan.tasks);
+        let with_objective = tasks.iter().filter(|task| task.deadline != Timestamp::NEVER);
+        let late = |task: &RunningTask| task.deadline < ended_at;
+        with_objective.fold((0, 0), |(in_time, lost), task| match late(task) {
+            false => (in_time + 1, lost),
+            true => (in_time, lost + 1),
+        })
+    }
+
     /// The tasks of a plan; nothing if some of those that were planned are not in it any more.
     pub(super) fn whole(&self, backend: BackendId, id: PlanId) -> Option<&[RunningTask]> {
         let plan = self.under_way.get(&(backend, id))?;

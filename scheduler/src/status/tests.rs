@@ -1,7 +1,10 @@
 use proto::{GpuId, Span, weights::WeightsTally};
 
 use super::*;
-use crate::snapshot::Whereabouts;
+use crate::{
+    advice::{AdviceConfig, Advisor},
+    snapshot::Whereabouts,
+};
 
 fn gpu(id: u32, models: impl IntoIterator<Item = u32>) -> GpuShown {
     let models = Arc::new(models.into_iter().map(ModelId).collect());
@@ -131,4 +134,34 @@ fn news_of_models_and_members_are_taken_in() {
     let ids: Vec<_> = page.backends.iter().map(|row| row.id).collect();
     assert_eq!((ids, page.counts.models, page.counts.models_hosted), (vec![2], 2, 1));
     assert_eq!(page.models[1].backends, 1);
+}
+
+#[test]
+fn the_advice_is_told_with_the_names_of_what_each_sub_cluster_hosts_on_the_first_page() {
+    let mut advisor = Advisor::new(AdviceConfig::default());
+    advisor.handle_standing(Timestamp::ZERO, true);
+    let hosted = [0..4_000, 0..1].map(|ids: std::ops::Range<u32>| Arc::new(ids.map(ModelId).collect::<Vec<_>>()));
+    advisor.handle_gpus(Timestamp::ZERO + Span::from_millis(60_000), hosted.into_iter());
+    let board = Board::default();
+    let snapshot = Snapshot { advice: advisor.advice(), ..Snapshot::default() };
+    // Two versions of each.
+    let names = (0..4_000).map(|id| (format!("m{:04}", id / 2), (id % 2).to_string())).collect();
+    board.publisher().turn(Timestamp::ZERO, |_| (snapshot, names));
+    let told = Status::new(board, "a".to_owned(), "soft".to_owned(), vec!["s0:7400".to_owned()]);
+    let (first, second) = (page(&told, "").advice, page(&told, "page=1").advice);
+    assert_eq!((first.gpus, first.gpus_needed, second.gpus_needed), (2, Some(2), Some(2)));
+    let rows: Vec<_> = first.sub_clusters.iter().map(|row| (row.models, row.models_first.join(" "))).collect();
+    assert_eq!(rows, [(1, "m0000".to_owned()), (2_000, "m0000 m0001 m0002".to_owned())]);
+    assert!(second.sub_clusters.is_empty());
+    let metrics = told.metrics();
+    assert!(metrics.contains("\ndownbeat_subcluster_gpus_needed{models=\"m0000\"} 1\n"), "{metrics}");
+    assert!(metrics.contains("{models=\"m0000,m0001,m0002,..\"} 1\n"), "{metrics}");
+}
+
+#[test]
+fn a_scheduler_that_is_not_the_primary_advises_nothing() {
+    let told = status(vec![backend(1, vec![gpu(0, [0])])], 1, 1);
+    assert_eq!(told.metrics(), "");
+    let advice = page(&told, "").advice;
+    assert_eq!((advice.gpus_needed, advice.reason.as_str()), (None, "this scheduler is not the primary"));
 }

@@ -16,6 +16,8 @@ struct Dynamic {
     backend: BackendId,
     now: Timestamp,
     sequence: u64,
+    /// What frontends were told last of what requests take.
+    told: BTreeMap<FrontendId, Box<RequestTimes>>,
 }
 
 impl Dynamic {
@@ -43,7 +45,7 @@ impl Dynamic {
         let linked = BackendToControl::Linked { frontend, link: LinkId(1) };
         cluster.handle_backend_message(now, Port::Control, backend, linked).unwrap();
         drain(&mut cluster);
-        Self { cluster, frontend, backend, now, sequence: 0 }
+        Self { cluster, frontend, backend, now, sequence: 0, told: BTreeMap::new() }
     }
 
     fn submit(&mut self, name: &str, slo_ms: i64) {
@@ -75,12 +77,7 @@ impl Dynamic {
     /// The next plan, which takes so long.
     fn run(&mut self, ms: i64) -> BatchPlan {
         self.cluster.handle_timeout(self.now);
-        let outputs = drain(&mut self.cluster);
-        let plan = outputs.into_iter().find_map(|output| match output {
-            ClusterOutput::ToBackend(_, _, SchedulerToBackend::Plan(plan)) => Some(plan),
-            _ => None,
-        });
-        let plan = plan.expect("the GPU is idle");
+        let plan = self.hear().expect("the GPU is idle");
         let started_at = self.now;
         self.now += Span::from_millis(ms);
         self.say(plan.plan, plan_done(plan.plan, PlanOutcome::Executed { started_at, finished_at: self.now }, vec![]));
@@ -108,18 +105,28 @@ impl Dynamic {
         sizes
     }
 
-    /// What frontends are told of what requests take, until now.
+    /// What frontends were told last of what requests take, if that was since this was asked.
     fn told(&mut self) -> Vec<(FrontendId, Box<RequestTimes>)> {
         let request = FrontendToControl::ClockRequest { sent_at: Timestamp(0), resp: Span::ZERO };
         self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, request).unwrap();
-        let times = drain(&mut self.cluster).into_iter().filter_map(|output| match output {
-            ClusterOutput::ToFrontend(_, frontend, SchedulerToFrontend::RequestTimes { model, times }) => {
-                assert_eq!(model, ModelId(0));
-                Some((frontend, times))
+        assert_eq!(self.hear(), None);
+        std::mem::take(&mut self.told).into_iter().collect()
+    }
+
+    /// Takes in all that is said. Yields the plan, if there is one.
+    fn hear(&mut self) -> Option<BatchPlan> {
+        let mut found = None;
+        for output in drain(&mut self.cluster) {
+            match output {
+                ClusterOutput::ToBackend(_, _, SchedulerToBackend::Plan(plan)) => found = Some(plan),
+                ClusterOutput::ToFrontend(_, frontend, SchedulerToFrontend::RequestTimes { model, times }) => {
+                    assert_eq!(model, ModelId(0));
+                    self.told.insert(frontend, times);
+                }
+                _ => {}
             }
-            _ => None,
-        });
-        times.collect()
+        }
+        found
     }
 }
 
