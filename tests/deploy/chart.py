@@ -184,6 +184,33 @@ def check_selectors(cluster):
         )
 
 
+def check_scalers(cluster):
+    """What scales backends asks this release's scheduler how many GPUs are needed, and divides by those of a pod."""
+    told = (ROOT / "scheduler" / "src" / "status" / "metrics.rs").read_text()
+    for scaler in cluster.of("HorizontalPodAutoscaler", "ScaledObject"):
+        name = scaler["metadata"]["name"]
+        [workload] = [one for one in cluster.workloads() if one.name == scaler["spec"]["scaleTargetRef"]["name"]]
+        if workload.role != "backend":
+            continue
+        if scaler["kind"] == "ScaledObject":
+            [trigger] = scaler["spec"]["triggers"]
+            query, each = trigger["metadata"]["query"], trigger["metadata"]["threshold"]
+            metric, selected = re.search(r"(downbeat_\w+)\{([^}]*)\}", query).groups()
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', selected))
+            must(trigger["metadata"]["ignoreNullValues"] == "false", f"{name} takes no answer for 0")
+        else:
+            [external] = [one["external"] for one in scaler["spec"]["metrics"]]
+            metric, labels = external["metric"]["name"], external["metric"]["selector"]["matchLabels"]
+            each = external["target"]["averageValue"]
+        must(f'"{metric}"' in told, f"{name} asks for {metric}, which no scheduler tells")
+        must(labels["namespace"] == NAMESPACE, f"{name} asks for what is in {labels}")
+        if "models" not in labels:
+            cluster.named("Service", labels["service"])
+        gpus = workload.config.get("gpus", 1)
+        gpus = len(gpus) if isinstance(gpus, list) else gpus
+        must(each == str(gpus), f"{name}: {each} GPUs are a pod, expected {gpus}, as its file says")
+
+
 def check_probes(workload):
     for probe, path in (("startupProbe", "/livez"), ("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         get = workload.container[probe]["httpGet"]
@@ -297,7 +324,7 @@ def check_custom(clusters, folder):
         for trigger in one["spec"].get("triggers", []):
             must(trigger["type"] == "prometheus", f"a trigger is {trigger['type']}")
             must(
-                set(trigger["metadata"]) == {"serverAddress", "query", "threshold"},
+                set(trigger["metadata"]) == {"serverAddress", "query", "threshold", "ignoreNullValues"},
                 f"a trigger has {trigger['metadata']}",
             )
             must(
@@ -344,6 +371,7 @@ def check(cluster):
     for found in cluster.objects:
         check_schemas(found)
     check_selectors(cluster)
+    check_scalers(cluster)
     check_network(cluster)
     check_config(cluster)
     check_secret(cluster)
@@ -396,6 +424,10 @@ def check_refusals():
         ({"arm": "verbs:auto"}, "rdma.resource"),
         (merged(rdma, {"arm": "soft"}), "rdma.resource"),
         ({"backends": {"a": {"keda": {"enabled": True}}}}, "backends.a.keda.query"),
+        ({"backends": {"a": {"autoscaling": {"enabled": True}}}}, "backends.a.autoscaling.labels"),
+        ({"backend": {"autoscaling": {"targetCPUUtilizationPercentage": 70}}}, "targetCPUUtilizationPercentage"),
+        ({"scheduler": {"config": {"advice": {"window_ms": 5}}}}, "advice", "window_ms"),
+        ({"scheduler": {"config": {"advice": {"windows": 5}}}}, "advice", "windows"),
         ({"backend": {"keda": {"enabled": True}, "autoscaling": {"enabled": True}}}, "backends.main.keda.enabled"),
     ):
         said = refusal(values)
