@@ -237,7 +237,7 @@ mod tests {
             is_primary: true,
             epoch: "3.0".to_owned(),
             schedulers: vec![SchedulerRow { address: "10.0.0.1:7400".to_owned(), state: "primary".to_owned() }],
-            counts: Counts { frontends: 0, backends: 1, gpus: 2, models: 2, models_hosted: 2 },
+            counts: Counts { backends: 1, gpus: 2, models: 2, models_hosted: 2, ..Counts::default() },
             advice: AdviceRow {
                 gpus: 1,
                 gpus_needed: Some(3),

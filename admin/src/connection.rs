@@ -69,7 +69,7 @@ impl Site {
 
     /// Over HTTP/1.
     fn answer(&self, method: &Method, target: &str) -> Response<Body> {
-        let Page { status, content_type, body } = match self.page(target) {
+        let Page { status, content_type, fields, body } = match self.page(target) {
             Ok(page) => page,
             Err(there) => return reply(StatusCode::NOT_FOUND, TEXT, there),
         };
@@ -78,7 +78,11 @@ impl Site {
             refusal.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             return refusal;
         }
-        reply(status, content_type, body)
+        let mut reply = reply(status, content_type, body);
+        for &(field, value) in fields {
+            reply.headers_mut().insert(field, header::HeaderValue::from_static(value));
+        }
+        reply
     }
 
     /// Over HTTP/2: what is large is not told there, as a client may ask for it many times and take none of it.
@@ -96,7 +100,14 @@ const TEXT: &str = "text/plain; charset=utf-8";
 fn reply(status: StatusCode, content_type: &'static str, body: String) -> Response<Body> {
     let mut reply = Response::new(Body::new(Full::new(Bytes::from(body))));
     *reply.status_mut() = status;
-    reply.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
+    for (field, value) in [
+        (header::CONTENT_TYPE, content_type),
+        // It is how things are now, and a browser takes it as nothing else than it is.
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ] {
+        reply.headers_mut().insert(field, header::HeaderValue::from_static(value));
+    }
     reply
 }
 

@@ -13,6 +13,8 @@
 //! | `notices` | what a service manager is told: that it has started, that it lives, that it ends. No IO |
 //! | `service` | [`Service`]: tells it |
 //! | `pages` | [`Pages`]: what is answered |
+//! | `query` | [`Query`]: what is asked of a page of JSON |
+//! | `ui` | the page that browsers show, of the files in `ui/` |
 #![deny(unsafe_code)]
 
 mod connection;
@@ -22,10 +24,13 @@ mod network;
 mod notices;
 mod pages;
 mod process;
+mod query;
 mod service;
+mod ui;
 mod vitals;
 
 pub use listener::{AdminError, Config, Listener};
 pub use pages::{Pages, about_process};
+pub use query::Query;
 pub use service::{SOCKET_VARIABLE, Service};
 pub use vitals::{Heart, SILENCE_MAX, Vitals};

@@ -79,7 +79,7 @@ impl Listener {
         let listener = TcpListener::bind(at).map_err(wrong)?;
         listener.set_nonblocking(true).map_err(wrong)?;
         let started = Self::serve(listener, clock, pages)?;
-        tracing::info!(%address, "health at /livez, /readyz and grpc.health.v1.Health, metrics at /metrics");
+        tracing::info!(%address, "health at /livez, /readyz and grpc.health.v1.Health; /metrics; for browsers /ui");
         Ok(Some(started))
     }
 
@@ -248,6 +248,8 @@ mod tests {
             ("GET /readyz HTTP/1.1\r\n\r\n", "503 Service Unavailable", "not ready: it is about to start\n"),
             ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", ""),
             ("GET / HTTP/1.1\r\n\r\n", "404 Not Found", "only /livez"),
+            ("GET /ui HTTP/1.1\r\n\r\n", "200 OK", "<!doctype html>"),
+            ("POST /ui HTTP/1.1\r\n\r\n", "405 Method Not Allowed", ""),
             ("GET /metrics\r\n\r\n", "400 Bad Request", ""),
         ] {
             let answer = asked(request);
@@ -255,6 +257,8 @@ mod tests {
             let (head, found) = answer.split_once("\r\n\r\n").unwrap();
             assert!(head.contains(&format!("content-length: {}\r\n", found.len())), "{answer}");
             assert!(found.contains(body), "{request:?}: {answer}");
+            let is_ui = request.starts_with("GET /ui");
+            assert_eq!(head.contains("\r\ncontent-security-policy: default-src 'none'; "), is_ui, "{answer}");
         }
         vitals.set_ready(Ok(()));
         assert!(asked("GET /readyz HTTP/1.1\r\n\r\n").ends_with("\r\n\r\nok\n"));

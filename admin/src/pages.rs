@@ -5,19 +5,25 @@ use std::{fmt::Write as _, path::Path};
 use hyper::StatusCode;
 use proto::{Timestamp, WireVersion};
 
-use crate::{network, process, vitals::Vitals};
+use crate::{network, process, ui, vitals::Vitals};
 
 /// An answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) status: StatusCode,
     pub(crate) content_type: &'static str,
+    /// Header fields besides those of all answers.
+    pub(crate) fields: &'static [(&'static str, &'static str)],
     pub(crate) body: String,
 }
 
 impl Page {
     fn text(status: StatusCode, body: String) -> Self {
-        Self { status, content_type: "text/plain; version=0.0.4; charset=utf-8", body }
+        Self { status, content_type: "text/plain; version=0.0.4; charset=utf-8", fields: &[], body }
+    }
+
+    fn json(body: String) -> Self {
+        Self { status: StatusCode::OK, content_type: "application/json", fields: &[], body }
     }
 }
 
@@ -75,13 +81,33 @@ impl Pages {
             ("/livez", _) => Ok(health(self.vitals.live(now), "stalled")),
             ("/readyz", _) => Ok(health(self.vitals.ready(now), "not ready")),
             ("/metrics", _) => Ok(Page::text(StatusCode::OK, self.metrics(now))),
+            ("/ui/state", _) => Ok(Page::json(self.state(now))),
             (_, Some((own, json))) if path == *own => Ok(match json(now, query) {
-                Ok(body) => Page { status: StatusCode::OK, content_type: "application/json", body },
+                Ok(body) => Page::json(body),
                 Err(wrong) => Page::text(StatusCode::BAD_REQUEST, wrong + "\n"),
             }),
-            (_, Some((own, _))) => Err(format!("only /livez, /readyz, /metrics and {own} are here\n")),
-            (_, None) => Err("only /livez, /readyz and /metrics are here\n".to_owned()),
+            _ if path == ui::ELSEWHERE.0 => {
+                let to = Page::text(StatusCode::PERMANENT_REDIRECT, String::new());
+                Ok(Page { fields: ui::ELSEWHERE.1, ..to })
+            }
+            (_, own) => match (ui::file(path), own) {
+                (Some((content_type, text)), _) => {
+                    Ok(Page { status: StatusCode::OK, content_type, fields: ui::FIELDS, body: text.to_owned() })
+                }
+                (None, Some((own, _))) => Err(format!("only /livez, /readyz, /metrics, /ui and {own} are here\n")),
+                (None, None) => Err("only /livez, /readyz, /metrics and /ui are here\n".to_owned()),
+            },
         }
+    }
+
+    /// Who this is, and why it is not well, for the page.
+    fn state(&self, now: Timestamp) -> String {
+        let (live, ready) = (self.vitals.live(now).err(), self.vitals.ready(now).err());
+        let state = serde_json::json!({
+            "role": self.role, "name": self.name, "version": env!("CARGO_PKG_VERSION"),
+            "not_live": live, "not_ready": ready,
+        });
+        state.to_string() + "\n"
     }
 
     fn metrics(&self, now: Timestamp) -> String {
@@ -141,7 +167,7 @@ mod tests {
         let stalled = "thread model-0 has done nothing for 2.500 s\n";
         assert_eq!(told(2_500, "/livez?verbose"), Ok((unavailable, format!("stalled: {stalled}"))));
         assert_eq!(told(2_500, "/readyz"), Ok((unavailable, format!("not ready: {stalled}"))));
-        assert_eq!(told(0, "/"), Err("only /livez, /readyz and /metrics are here\n".to_owned()));
+        assert_eq!(told(0, "/"), Err("only /livez, /readyz, /metrics and /ui are here\n".to_owned()));
         let (status, text) = told(2_500, "/metrics").unwrap();
         assert!(status == StatusCode::OK && text.ends_with("more 1\n"));
         for line in [
@@ -154,6 +180,28 @@ mod tests {
         }
         assert!(text.contains(&format!("wire=\"{}\",role=\"scheduler\",name=\"a-1\"}} 1\n", WireVersion::THIS)));
     }
+
+    #[test]
+    fn the_page_s_files_name_no_place_but_their_own() {
+        let pages = Pages::new("frontend", "door", Vitals::default(), |_| String::new());
+        let told = |target| pages.of(Timestamp::ZERO, target).unwrap();
+        for path in ["/ui", "/ui?x", "/ui/page.css", "/ui/page.js"] {
+            let page = told(path);
+            assert!(page.status == StatusCode::OK && page.fields == ui::FIELDS, "{path}");
+            // Absolute paths and other hosts would leave a proxy's prefix; style and script stand in files.
+            for wrong in ["://", "=\"/", "url(", "@import", "style=", "onclick", "innerHTML", "eval("] {
+                assert!(!page.body.contains(wrong), "{path}: {wrong}");
+            }
+        }
+        let state: serde_json::Value = serde_json::from_str(&told("/ui/state").body).unwrap();
+        assert!(state["role"] == "frontend" && state["name"] == "door" && state["not_live"].is_null(), "{state}");
+        assert_eq!(state["not_ready"], "it is about to start");
+        let elsewhere = told("/ui/");
+        let to = (StatusCode::PERMANENT_REDIRECT, &[("location", "../ui")][..]);
+        assert_eq!((elsewhere.status, elsewhere.fields), to);
+        assert!(pages.of(Timestamp::ZERO, "/ui/page.rs").is_err());
+    }
+
     #[test]
     fn a_page_of_the_role_s_own_gets_the_query_and_may_refuse_it() {
         let own = |_, query: &str| {
@@ -164,6 +212,6 @@ mod tests {
         assert_eq!(told("/v2/cluster?page=0"), Ok((StatusCode::OK, "application/json", "{}\n".to_owned())));
         let (status, _, body) = told("/v2/cluster?x").unwrap();
         assert_eq!((status, body.as_str()), (StatusCode::BAD_REQUEST, "page: found x\n"));
-        assert!(told("/v2/clusters").unwrap_err().contains("/metrics and /v2/cluster are here"));
+        assert!(told("/v2/clusters").unwrap_err().contains("/ui and /v2/cluster are here"));
     }
 }

@@ -163,7 +163,7 @@ impl Gateway {
     /// As [`run`].
     pub fn open(config: &Config, set_log_level: Option<SetLogLevel>) -> Result<Self, GatewayError> {
         let record = Rc::new(Record::new(config.metrics));
-        let (poll, vital) = (Poll::of(config)?, Vital::start(config)?);
+        let (poll, vital) = (Poll::of(config)?, Vital::start(config, &record)?);
         let frontend = Frontend::open(&config.frontend()?, Rc::clone(&record) as Rc<dyn Observer>)?;
         let gate = Gate::open(config).map_err(GatewayError::Config)?;
         let http = config.http.as_ref().map(|address| listen("http", address)).transpose()?;

@@ -12,6 +12,7 @@ mod register;
 mod requests;
 mod schedulers;
 mod summaries;
+mod traffic;
 
 use std::cell::OnceCell;
 
@@ -25,6 +26,7 @@ use proto::Span;
 use repository::Model;
 
 pub(crate) use counts::drop_reason;
+pub(crate) use traffic::{PATH as TRAFFIC_PATH, Traffic};
 
 use self::{
     host::HostMetrics,
@@ -305,6 +307,7 @@ impl Metrics {
     /// A model is served: another version of one that is here, or the next one of the table.
     pub fn handle_model(&self, index: usize, model: &Model) {
         self.models.handle_model(index, &model.name, &model.version);
+        self.models.handle_objective(index, model.slo);
     }
 
     /// A request was answered.
@@ -354,6 +357,11 @@ impl Metrics {
     #[must_use]
     pub fn reading(&self) -> Reading {
         Reading { registry: self.registry.clone(), name: self.name.get().cloned().unwrap_or_default() }
+    }
+
+    /// What tells, on any thread, what becomes of requests to the frontend that operators call so.
+    pub(crate) fn traffic(&self, frontend: String) -> Traffic {
+        Traffic::new(self.models.told(), frontend)
     }
 
     /// All that is counted of one model, in the same format.

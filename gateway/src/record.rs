@@ -12,7 +12,7 @@ use repository::Model;
 
 use crate::{
     config::MetricsConfig,
-    metrics::{Metrics, Reading, Refusals, Stage, Traces},
+    metrics::{Metrics, Reading, Refusals, Stage, Traces, Traffic},
     statistics::Statistics,
 };
 
@@ -53,6 +53,11 @@ impl Record {
             core.models().find(name, None)?;
             Ok(self.metrics.of_model(core, pending, name))
         })
+    }
+
+    /// What tells, on any thread, what becomes of requests to the frontend that operators call so.
+    pub(crate) fn traffic(&self, frontend: String) -> Traffic {
+        self.metrics.traffic(frontend)
     }
 
     /// A request for a model was this long in a stage that only its protocol knows.

@@ -7,7 +7,12 @@ use admin::{AdminError, Heart, Listener, Pages, Service, Vitals};
 use tokio::sync::mpsc;
 use transport::Clock;
 
-use crate::{config::Config, metrics::Reading, server::Server};
+use crate::{
+    config::Config,
+    metrics::{Reading, TRAFFIC_PATH},
+    record::Record,
+    server::Server,
+};
 
 /// How often the thread says that it lives.
 const EVERY: Duration = Duration::from_millis(250);
@@ -29,7 +34,7 @@ impl Vital {
     ///
     /// # Errors
     /// If nothing can listen there.
-    pub(crate) fn start(config: &Config) -> Result<Option<Self>, AdminError> {
+    pub(crate) fn start(config: &Config, record: &Record) -> Result<Option<Self>, AdminError> {
         let (clock, vitals) = (Clock::start(), Vitals::default());
         // Whoever asks waits until it is answered.
         let (ask, asked) = mpsc::channel::<SyncSender<Reading>>(1);
@@ -38,7 +43,10 @@ impl Vital {
             let reading = ask.try_send(tell).ok().and_then(|()| told.recv_timeout(PATIENCE).ok());
             reading.map_or(String::new(), |reading| reading.own_text())
         };
-        let pages = Pages::new("frontend", config.network.member_name(), vitals.clone(), counted);
+        let name = config.network.member_name();
+        let traffic = record.traffic(name.clone());
+        let pages = Pages::new("frontend", name, vitals.clone(), counted)
+            .with_json(TRAFFIC_PATH, move |now, query| traffic.page(now, query));
         let listener = Listener::start(config.admin.as_ref(), clock, pages)?;
         let service = Service::start(clock, &vitals)?;
         let heart = vitals.heart("frontend");

@@ -3,6 +3,7 @@
 
 use std::{cell::RefCell, collections::BTreeSet, sync::Arc};
 
+use admin::Query;
 use proto::{ModelId, Timestamp, weights::PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,8 @@ pub const PATH: &str = "/v2/cluster";
 const MEMBERS_PER_PAGE: usize = 200;
 /// Models of one page.
 const MODELS_PER_PAGE: usize = 1_000;
+/// What a query may ask for alone.
+const PARTS: [&str; 3] = ["all", "members", "models"];
 /// Names of models that only one backend hosts which are told with it.
 const ONLY_HERE_NAMED: usize = 3;
 /// Names of models that are told of a sub-cluster.
@@ -68,6 +71,15 @@ pub struct Counts {
     pub models: usize,
     /// Of these, those that a live backend hosts.
     pub models_hosted: usize,
+    /// Frontends that serve.
+    #[serde(default)]
+    pub frontends_serving: usize,
+    /// Backends that serve.
+    #[serde(default)]
+    pub backends_serving: usize,
+    /// GPUs that plans go to.
+    #[serde(default)]
+    pub gpus_serving: usize,
 }
 
 /// How many GPUs are needed, and why; parts and numbers of GPUs are averages over the window.
@@ -91,7 +103,7 @@ pub struct AdviceRow {
     pub tasks_in_time: u64,
     /// Tasks that were lost, since then.
     pub tasks_lost: u64,
-    /// GPUs that host the same models; at most 128, and on the first page alone.
+    /// GPUs that host the same models; at most 128, and on the first page of all parts alone.
     pub sub_clusters: Vec<SubClusterRow>,
 }
 
@@ -242,12 +254,13 @@ impl Status {
         Self { board, name, arm, schedulers, told: RefCell::default() }
     }
 
-    /// The page that a query asks for (`page=N`), as JSON.
+    /// The page that a query asks for (`page=N`), as JSON. `part=members` or `part=models` leaves the others out, as
+    /// `match=TEXT` does with what has that neither in its name nor in its state, and `rows=N` makes pages smaller.
     ///
     /// # Errors
     /// One line that says what was found and expected.
     pub fn page(&self, now: Timestamp, query: &str) -> Result<String, String> {
-        let page = page_asked(query)?;
+        let asked = Asked::of(query)?;
         let told = &mut *self.told.borrow_mut();
         let known = told.models.len();
         let (taken_at, snapshot) =
@@ -256,7 +269,7 @@ impl Status {
             told.hosts = Hosts::of(&snapshot, told.models.len());
             told.snapshot = snapshot;
         }
-        let page = self.cut(told, page, (now - taken_at).as_millis_f64());
+        let page = self.cut(told, &asked, (now - taken_at).as_millis_f64());
         let pages = page.pages;
         if page.page >= pages {
             return Err(format!("page: found {}, expected one below {pages}", page.page));
@@ -264,25 +277,24 @@ impl Status {
         Ok(serde_json::to_string(&page).expect("its keys are names") + "\n")
     }
 
-    fn cut(&self, told: &Told, page: usize, age_ms: f64) -> ClusterPage {
+    fn cut(&self, told: &Told, asked: &Asked, age_ms: f64) -> ClusterPage {
         let Told { snapshot, models, hosts } = told;
-        let counts = Counts {
-            frontends: snapshot.frontends.len(),
-            backends: snapshot.backends.len(),
-            gpus: snapshot.backends.iter().map(|backend| backend.gpus.len()).sum(),
-            models: models.len(),
-            models_hosted: hosts.backends.iter().filter(|hosts| **hosts > 0).count(),
-        };
-        let of_members = counts.frontends.max(counts.backends).div_ceil(MEMBERS_PER_PAGE);
-        let pages = of_members.max(counts.models.div_ceil(MODELS_PER_PAGE)).max(1);
+        let frontends = asked.members(snapshot.frontends.iter(), |frontend, matches| {
+            matches(&frontend.name) || matches(word(frontend.state))
+        });
+        let backends = asked.members(snapshot.backends.iter().zip(&hosts.only_here), |(backend, _), matches| {
+            let mut gpus = backend.gpus.iter();
+            matches(&backend.name) || matches(word(backend.state)) || gpus.any(|gpu| matches(word_of_gpu(gpu)))
+        });
+        let found = asked.models(models);
+        let pages = frontends.pages.max(backends.pages).max(found.pages).max(1);
         let state = |(address, state): (&String, &SchedulerState)| SchedulerRow {
             address: address.clone(),
             state: word_of_scheduler(*state).to_owned(),
         };
         let own = snapshot.schedulers.get(usize::from(snapshot.rank));
-        let backends = (0..).zip(&snapshot.backends).skip(page.saturating_mul(MEMBERS_PER_PAGE));
         ClusterPage {
-            page,
+            page: asked.page,
             pages,
             age_ms,
             scheduler: self.name.clone(),
@@ -290,18 +302,16 @@ impl Status {
             is_primary: own == Some(&SchedulerState::Primary),
             epoch: snapshot.epoch.to_string(),
             schedulers: self.schedulers.iter().zip(&snapshot.schedulers).map(state).collect(),
-            counts,
+            counts: counts(told),
             advice: match advice_row(&snapshot.advice, models) {
-                advice if page == 0 => advice,
+                advice if asked.is_first_of_all() => advice,
                 advice => AdviceRow { sub_clusters: Vec::new(), ..advice },
             },
-            frontends: cut(&snapshot.frontends, page, MEMBERS_PER_PAGE).iter().map(frontend_row).collect(),
-            backends: backends
-                .take(MEMBERS_PER_PAGE)
-                .map(|(index, backend)| backend_row(backend, &hosts.only_here[index], models))
-                .collect(),
-            models: (page.saturating_mul(MODELS_PER_PAGE)..models.len())
-                .take(MODELS_PER_PAGE)
+            frontends: frontends.rows.into_iter().map(frontend_row).collect(),
+            backends: backends.rows.into_iter().map(|(of, only_here)| backend_row(of, only_here, models)).collect(),
+            models: found
+                .rows
+                .into_iter()
                 .map(|id| {
                     let (name, version) = models[id].clone();
                     ModelRow { name, version, backends: hosts.backends[id], gpus: hosts.gpus[id] }
@@ -311,15 +321,75 @@ impl Status {
     }
 }
 
-/// Which page a query asks for; the first, if it does not say.
-fn page_asked(query: &str) -> Result<usize, String> {
-    let Some(found) = query.split('&').find_map(|pair| pair.strip_prefix("page=")) else { return Ok(0) };
-    found.parse().map_err(|_| format!("page: found `{}`, expected a number", found.escape_debug()))
+fn counts(Told { snapshot, models, hosts }: &Told) -> Counts {
+    let live = || snapshot.backends.iter().filter(|backend| is_live(backend));
+    let gpus_serving = live().flat_map(|backend| &backend.gpus).filter(|gpu| gpu.is_usable && gpu.is_planned).count();
+    Counts {
+        frontends: snapshot.frontends.len(),
+        backends: snapshot.backends.len(),
+        gpus: snapshot.backends.iter().map(|backend| backend.gpus.len()).sum(),
+        models: models.len(),
+        models_hosted: hosts.backends.iter().filter(|hosts| **hosts > 0).count(),
+        frontends_serving: snapshot.frontends.iter().filter(|of| of.state == MemberState::Serving).count(),
+        backends_serving: live().count(),
+        gpus_serving,
+    }
 }
 
-fn cut<T>(all: &[T], page: usize, size: usize) -> &[T] {
-    let rest = all.get(page.saturating_mul(size)..).unwrap_or_default();
-    &rest[..rest.len().min(size)]
+/// What a query asks for.
+struct Asked {
+    page: usize,
+    /// Of members, and of models: rows of a page; none of those that are not asked for.
+    members: Option<usize>,
+    models: Option<usize>,
+    matches: Box<dyn Fn(&str) -> bool>,
+}
+
+/// Those of one page, and how many pages there are.
+struct Cut<T> {
+    pages: usize,
+    rows: Vec<T>,
+}
+
+impl<T> Cut<T> {
+    fn of(all: impl Iterator<Item = T>, page: usize, size: Option<usize>) -> Self {
+        let Some(size) = size else { return Self { pages: 0, rows: Vec::new() } };
+        let mut count = 0;
+        let from = page.saturating_mul(size);
+        let is_here = |_: &T| {
+            count += 1;
+            (from..from.saturating_add(size)).contains(&(count - 1))
+        };
+        let rows = all.filter(is_here).collect();
+        Self { pages: count.div_ceil(size), rows }
+    }
+}
+
+impl Asked {
+    /// All of the first page, if the query does not say it.
+    fn of(query: &str) -> Result<Self, String> {
+        let query = Query::of(query);
+        let rows = query.number("rows", 1..=MODELS_PER_PAGE, MODELS_PER_PAGE)?;
+        let part = PARTS[query.one_of("part", &PARTS)?];
+        Ok(Self {
+            page: query.number("page", 0..=usize::MAX, 0)?,
+            members: (part != "models").then_some(rows.min(MEMBERS_PER_PAGE)),
+            models: (part != "members").then_some(rows),
+            matches: Box::new(query.part_of("match")),
+        })
+    }
+
+    fn is_first_of_all(&self) -> bool {
+        self.page == 0 && self.members.is_some() && self.models.is_some()
+    }
+
+    fn members<T>(&self, all: impl Iterator<Item = T>, is_meant: impl Fn(&T, &dyn Fn(&str) -> bool) -> bool) -> Cut<T> {
+        Cut::of(all.filter(|member| is_meant(member, &self.matches)), self.page, self.members)
+    }
+
+    fn models(&self, names: &[ModelName]) -> Cut<usize> {
+        Cut::of((0..names.len()).filter(|&id| (self.matches)(&names[id].0)), self.page, self.models)
+    }
 }
 
 /// Who hosts what.
@@ -449,13 +519,16 @@ fn backend_row(backend: &BackendShown, only_here: &OnlyHere, models: &[ModelName
 }
 
 fn gpu_row((index, gpu): (usize, &GpuShown)) -> GpuRow {
-    let state = match (gpu.is_usable, gpu.is_planned) {
+    let weights_bytes = gpu.pages.map(|pages| u64::from(pages) * PAGE_BYTES);
+    GpuRow { index, id: gpu.id.0, state: word_of_gpu(gpu).to_owned(), models: gpu.models.len(), weights_bytes }
+}
+
+fn word_of_gpu(gpu: &GpuShown) -> &'static str {
+    match (gpu.is_usable, gpu.is_planned) {
         (false, _) => "unusable",
         (true, false) => "idle",
         (true, true) => "serving",
-    };
-    let weights_bytes = gpu.pages.map(|pages| u64::from(pages) * PAGE_BYTES);
-    GpuRow { index, id: gpu.id.0, state: state.to_owned(), models: gpu.models.len(), weights_bytes }
+    }
 }
 
 fn advice_row(advice: &Advice, models: &[ModelName]) -> AdviceRow {

@@ -103,6 +103,9 @@ pub(super) struct Layout {
     /// Where the first frontend tells how it is, if its limits do not say it.
     #[serde(skip)]
     pub admin: Option<SocketAddr>,
+    /// Where the first scheduler does.
+    #[serde(skip)]
+    pub ui: Option<SocketAddr>,
     /// Limits of each frontend: further keys of its file.
     pub frontend: toml::Table,
     /// The backends. If the file names none: those of the demo, or one for all of its repository.
@@ -259,6 +262,7 @@ impl Default for Layout {
             load_files: false,
             ends_without_models: false,
             admin: None,
+            ui: None,
             frontend: toml::Table::new(),
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
@@ -306,7 +310,9 @@ impl Layout {
     fn check_ports(&self) -> Result<()> {
         let http = self.http.iter().map(|address| ("http", address));
         let grpc = self.grpc.iter().map(|address| ("grpc", address));
-        for (key, address) in http.chain(grpc).chain(self.admin.iter().map(|address| ("metrics-port", address))) {
+        let admin = self.admin.iter().map(|address| ("metrics-port", address));
+        let ui = self.ui.iter().map(|address| ("ui", address));
+        for (key, address) in http.chain(grpc).chain(ui).chain(admin) {
             let listener = std::net::TcpListener::bind(address);
             drop(listener.with_context(|| format!("cannot listen on {address}; choose another address (--{key})"))?);
         }
@@ -616,7 +622,7 @@ impl Wiring {
             queue_max: scheduler::config::default_queue_max(),
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
-            admin: None,
+            admin: layout.ui.filter(|_| index == 0).map(|address| admin::Config { http: address.into() }),
             drain_timeout_ms: scheduler::config::DRAIN_TIMEOUT_MS,
         })
     }

@@ -21,7 +21,7 @@ use proto::{Span, scheduler_to_frontend::DropReason};
 use super::{Stage, stages};
 
 /// Upper bounds of durations, in nanoseconds: 20 us to 10 s, each twice the one before.
-const DURATION_BOUNDS_NS: [u64; 20] = doubled(20_000);
+pub(super) const DURATION_BOUNDS_NS: [u64; 20] = doubled(20_000);
 /// Upper bounds of batches, in tasks: 1 to 256.
 const BATCH_BOUNDS: [u64; 9] = doubled(1);
 /// Those of `nv_inference_first_response_histogram_ms`, in nanoseconds: Triton's 100 ms to 5 s.
@@ -239,6 +239,18 @@ impl Counts {
         self.first_response.told(&FIRST_RESPONSE_BOUNDS_NS, NS_PER_MS)
     }
 
+    /// Answered requests by how long they took, in the order of their bounds; those beyond come last.
+    pub(super) fn took(&self) -> [u64; DURATION_BOUNDS_NS.len() + 1] {
+        let below = self.request.up_to.each_ref().map(Count::get);
+        let beyond = self.request.all.get().saturating_sub(below.iter().sum());
+        array::from_fn(|at| below.get(at).copied().unwrap_or(beyond))
+    }
+
+    /// Answered requests that were in a batch, and the tasks of their batches.
+    pub(super) fn batches(&self) -> (u64, u64) {
+        (self.batch.all.get(), self.batch.sum.get())
+    }
+
     pub(super) fn request_seconds(&self) -> Histogram {
         self.request.told(&DURATION_BOUNDS_NS, NS_PER_S)
     }
@@ -250,6 +262,22 @@ impl Counts {
     pub(super) fn stage_seconds(&self, stage: Stage) -> Histogram {
         self.stages[stage as usize].told(&DURATION_BOUNDS_NS, NS_PER_S)
     }
+}
+
+/// How many nanoseconds this share of answered requests took at most, of their counts by duration: interpolated between
+/// bounds, and the last bound for what is beyond it, as `histogram_quantile` of Prometheus does. `None` if there are
+/// none.
+pub(super) fn quantile_ns(took: &[u64; DURATION_BOUNDS_NS.len() + 1], quantile: f64) -> Option<f64> {
+    let (rank, mut below) = (took.iter().sum::<u64>() as f64 * quantile, 0.0);
+    let mut from = 0.0;
+    for (count, bound) in took.iter().zip(DURATION_BOUNDS_NS) {
+        let (count, to) = (*count as f64, bound as f64);
+        if count > 0.0 && below + count >= rank {
+            return Some(from + (to - from) * (rank - below) / count);
+        }
+        (below, from) = (below + count, to);
+    }
+    (rank > 0.0).then_some(from)
 }
 
 /// Clocks of members agree within an error, so a short stage can seem to end before it began.

@@ -20,7 +20,7 @@ use prometheus::{
     core::{Collector, Desc, Describer as _},
     proto::{Histogram, LabelPair, Metric, MetricFamily, MetricType},
 };
-use proto::scheduler_to_frontend::NetworkTimes;
+use proto::{Span, scheduler_to_frontend::NetworkTimes};
 
 use super::{
     Stage,
@@ -54,11 +54,13 @@ const ALL_FAMILIES: [(&str, &str); 12] =
 /// A model that is served.
 #[derive(Default)]
 pub(super) struct Known {
-    name: String,
-    version: String,
+    pub(super) name: String,
+    pub(super) version: String,
+    /// The latency objective of a request that names none.
+    pub(super) objective_ns: AtomicI64,
     is_named: AtomicBool,
     /// Once it has had a request.
-    counts: OnceLock<Box<Counts>>,
+    pub(super) counts: OnceLock<Box<Counts>>,
     /// In the order of [`DURATIONS`], if it is named and they are wanted.
     summaries: OnceLock<[Summary; 5]>,
     pending: AtomicI64,
@@ -112,15 +114,15 @@ pub(super) struct Models {
 
 /// What whoever writes the text has.
 #[derive(Clone)]
-struct Told {
+pub(super) struct Told {
     config: MetricsConfig,
     descs: Arc<Vec<Desc>>,
-    shared: Arc<Mutex<Shared>>,
+    pub(super) shared: Arc<Mutex<Shared>>,
 }
 
 #[derive(Default)]
-struct Shared {
-    known: Vec<Arc<Known>>,
+pub(super) struct Shared {
+    pub(super) known: Vec<Arc<Known>>,
     /// What versions have counted that are served no longer and were not named.
     gone: Option<Box<Counts>>,
 }
@@ -151,6 +153,16 @@ impl Models {
         }
         *former = Arc::new(new);
         shared.known[index] = Arc::clone(former);
+    }
+
+    /// What is expected of a model that is served.
+    pub(super) fn handle_objective(&self, index: usize, objective: Span) {
+        self.known.borrow()[index].objective_ns.store(objective.0, Relaxed);
+    }
+
+    /// What whoever tells of them has.
+    pub(super) fn told(&self) -> Told {
+        self.told.clone()
     }
 
     /// Looks at a model that has traffic.

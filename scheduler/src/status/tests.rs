@@ -80,7 +80,8 @@ fn a_page_tells_of_schedulers_members_gpus_and_models() {
     assert!((page.page, page.pages, page.is_primary) == (0, 1, true) && page.age_ms == 40.0);
     let states: Vec<_> = page.schedulers.iter().map(|row| (row.address.as_str(), row.state.as_str())).collect();
     assert_eq!(states, [("s0:7400", "unreachable"), ("s1:7400", "primary")]);
-    let counts = Counts { frontends: 2, backends: 1, gpus: 2, models: 3, models_hosted: 2 };
+    let serving = Counts { frontends_serving: 2, backends_serving: 1, gpus_serving: 1, ..Counts::default() };
+    let counts = Counts { frontends: 2, backends: 1, gpus: 2, models: 3, models_hosted: 2, ..serving };
     assert_eq!((page.counts, page.frontends.len()), (counts, 2));
     let [row] = &page.backends[..] else { panic!("{page:?}") };
     assert_eq!((row.address.as_deref(), row.path.as_deref()), (Some("10.0.0.3:40000"), Some("soft 10.0.0.3:4791")));
@@ -105,6 +106,32 @@ fn pages_of_a_large_cluster_are_bounded_and_have_all_of_it_once() {
     assert!(pages.iter().flat_map(|page| &page.models).enumerate().all(|(id, row)| row.name == format!("m{id}")));
     let text = told.page(Timestamp::ZERO, "").unwrap();
     assert!(text.len() < 256 * 1024, "{}", text.len());
+}
+
+#[test]
+fn a_page_may_be_of_a_part_of_what_matches_and_of_few_rows() {
+    let mut backends: Vec<_> = (0..60).map(|id| backend(id, vec![gpu(id, 0..3)])).collect();
+    backends[41].state = MemberState::Drained;
+    backends[43].gpus[0].is_usable = false;
+    let told = status(backends, 3, 4_000);
+    let rows = |query| {
+        let page = page(&told, query);
+        let backends = page.backends.iter().map(|row| row.id).collect::<Vec<_>>();
+        assert_eq!((page.counts.models, page.counts.backends_serving, page.counts.gpus_serving), (4_000, 59, 58));
+        (page.pages, page.frontends.len(), backends, page.models.len())
+    };
+    assert_eq!(rows("part=members&rows=25&page=2"), (3, 0, (50..60).collect(), 0));
+    assert_eq!(rows("part=members&rows=25&match=F1"), (1, 1, vec![], 0));
+    assert_eq!(rows("part=members&match=b5"), (1, 0, [5].into_iter().chain(50..60).collect(), 0));
+    // By the state of a member, or of one of its GPUs.
+    assert_eq!(rows("part=members&match=drained"), (1, 0, vec![41], 0));
+    assert_eq!(rows("part=members&match=unusable"), (1, 0, vec![43], 0));
+    assert_eq!(rows("part=models&rows=40"), (100, 0, vec![], 40));
+    assert_eq!(rows("part=models&rows=40&match=m399"), (1, 0, vec![], 11));
+    assert_eq!(rows("match=nothing"), (1, 0, vec![], 0));
+    assert_eq!(told.page(Timestamp::ZERO, "rows=0").unwrap_err(), "rows: found 0, expected 1 to 1000");
+    let wrong = told.page(Timestamp::ZERO, "part=gpus").unwrap_err();
+    assert_eq!(wrong, "part: found `gpus`, expected one of all, members, models");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -52,6 +52,10 @@ pub(crate) struct UpArgs {
     /// Where to serve gRPC [default: 127.0.0.1:8001]
     #[arg(long)]
     grpc: Option<Address>,
+    /// Where to serve a page of the cluster for browsers, at /ui; one of its models is at the next port [default:
+    /// nowhere]
+    #[arg(long)]
+    ui: Option<Address>,
     /// The scheduler's policy [default: downbeat]
     #[arg(long)]
     policy: Option<String>,
@@ -121,6 +125,12 @@ impl UpArgs {
         }
         if let Some(grpc) = &self.grpc {
             layout.grpc = vec![transport::own_address("--grpc", grpc)?];
+        }
+        if let Some(ui) = &self.ui {
+            let at = transport::own_address("--ui", ui)?;
+            let next = at.port().checked_add(1).map(|port| SocketAddr::new(at.ip(), port));
+            layout.admin = layout.admin.or(next);
+            layout.ui = Some(at);
         }
         layout.policy = self.policy.clone().unwrap_or(layout.policy);
         layout.schedulers = self.schedulers.unwrap_or(layout.schedulers);
@@ -215,6 +225,10 @@ pub(crate) fn up(args: &UpArgs, is_triton: bool) -> Result<()> {
         false => repository::told(served.iter().map(String::as_str)),
     };
     notices::tell(&format!("ready: {served} at {}", at.join(", ")));
+    if let Some(ui) = cluster.layout.ui {
+        let models = cluster.layout.admin.map(|admin| format!(", models at http://{admin}/ui")).unwrap_or_default();
+        notices::tell(&format!("in a browser: the cluster at http://{ui}/ui{models}"));
+    }
     if has_digits && cluster.observer.is_none() {
         let image = cluster.layout.repository().join("digits/seven.json");
         let (http, image) = (cluster.http(), image.display());
