@@ -27,8 +27,8 @@ pub(crate) const PATH: &str = "/v2/traffic";
 /// Models of one page, if the query does not say it, and at most.
 const ROWS: usize = 25;
 const ROWS_MAX: usize = 100;
-/// While somebody looks all the time, rates are of half of that at least, once that is over, and of little more than that
-/// at most. If nobody has looked for as long, what was read is forgotten.
+/// While somebody looks all the time, rates are of half of that at least, once that is over, and of little more than
+/// that at most. If nobody has looked for as long, what was read is forgotten.
 const WINDOW_MAX: Span = Span::from_millis(6_000);
 /// Counts are read again after so long: rates of less are not told.
 const WINDOW_MIN: Span = Span::from_millis(1_000);

@@ -100,8 +100,9 @@ fn quantiles_are_between_the_bounds_of_their_bucket() {
 }
 
 proptest! {
-    /// However requests and looks alternate: a page tells what was counted between two earlier looks, exactly, the later
-    /// of them less than a second ago. Looks that count are 3.5 s apart at most: a window's half, twice, and two gaps.
+    /// However requests and looks alternate: a page tells what was counted between two earlier looks, exactly, the
+    /// later of them less than a second ago. Looks that count are 3.5 s apart at most: a window's half, twice, and two
+    /// gaps.
     #[test]
     fn a_page_tells_what_was_counted_between_two_looks(
         steps in proptest::collection::vec((0..2_500i64, 0..5usize), 1..60),
