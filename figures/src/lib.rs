@@ -30,6 +30,7 @@ mod fig12;
 mod fig13;
 mod fig14;
 mod fig15;
+mod fig16;
 mod fig6;
 mod fig7;
 mod fig9;
@@ -69,6 +70,7 @@ const FIGURES: &[Figure] = &[
     fig13::FIG13,
     fig14::FIG14,
     fig15::FIG15,
+    fig16::FIG16,
     clockwork2::CLOCKWORK2,
     clockwork5::CLOCKWORK5,
     clockwork5closed::CLOCKWORK5_CLOSED,
