@@ -5,8 +5,6 @@
 //! stops, the best placement so far is there, no worse than the start, with a lower bound beside it that no placement
 //! can beat. One seed and one number of steps give one placement, on every machine.
 //!
-//! [`Rates`] are what a problem is made of where requests are counted.
-//!
 //! There is no IO here, no clock and no thread. How a placement is applied is not known here either.
 #![forbid(unsafe_code)]
 
@@ -14,12 +12,10 @@ mod bound;
 mod greedy;
 mod instance;
 mod problem;
-mod rates;
 mod search;
 mod state;
 
 pub use problem::{MODELS_MAX, Model, Pin, PlacementError, Problem, RATE_MAX_RPS, SUB_CLUSTERS_MAX};
-pub use rates::Rates;
 pub use search::{Move, Placement, Plan, Search};
 pub use state::Score;
 
