@@ -189,7 +189,7 @@ mod tests {
             let page = told(path);
             assert!(page.status == StatusCode::OK && page.fields == ui::FIELDS, "{path}");
             // Absolute paths and other hosts would leave a proxy's prefix; style and script stand in files.
-            for wrong in ["://", "=\"/", "url(", "@import", "style=", "onclick", "innerHTML", "eval("] {
+            for wrong in ["://", "=\"/", "url(", "@import", "style=", "onclick=", "innerHTML", "eval("] {
                 assert!(!page.body.contains(wrong), "{path}: {wrong}");
             }
         }
