@@ -132,7 +132,7 @@ def viewers(browser, up):
     views = [browser.view(f"http://{host}:{port}/ui") for _ in range(VIEWERS)]
     for view in views:
         view.expect("#state").to_have_text("It answers.")
-    scheduler = up.member("scheduler-0")
+    scheduler = up.member("scheduler")
     before, began = cpu_s(scheduler), time.monotonic()
     asked = sum(len(view.asked) for view in views)
     views[0].page.wait_for_timeout(MEASURED_S * 1_000)
