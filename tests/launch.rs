@@ -142,7 +142,8 @@ fn a_server_without_models_is_ready_where_clients_load_them() {
     let http = http.address();
     eventually("readiness", || is_ready(http));
     assert_eq!(get(http, "/v2/models/a/ready").0, "503");
-    assert_eq!(exchange(http, "POST", "/v2/repository/models/a/load", "").0, 200);
+    // A backend that has just joined takes loads once it obeys the scheduler.
+    eventually("a load", || exchange(http, "POST", "/v2/repository/models/a/load", "").0 == 200);
     assert_eq!(get(http, "/v2/models/a/ready").0, "200");
 }
 
