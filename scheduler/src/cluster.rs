@@ -280,7 +280,11 @@ impl Cluster {
         self.control.handle_timeout(now);
         if self.report_at <= now {
             self.report_at = now + LOAD_INTERVAL;
-            self.note_loads(now);
+            match &mut self.shards[..] {
+                // All else that a ModelThread tells is asked for when it is needed.
+                [shard] => self.control.advise(now, shard.take_served(now)),
+                _ => self.note_loads(now),
+            }
         }
         self.settle(now);
     }

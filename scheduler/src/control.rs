@@ -606,7 +606,7 @@ impl Control {
     }
 
     /// Works out how many GPUs are needed, if it is time, with what one more ModelThread has counted.
-    fn advise(&mut self, now: Timestamp, served: Vec<(ModelId, Served)>) {
+    pub(crate) fn advise(&mut self, now: Timestamp, served: Vec<(ModelId, Served)>) {
         self.advisor.handle_standing(now, self.succession.claim().is_primary());
         served.into_iter().for_each(|(model, served)| self.advisor.handle_served(model, &served));
         if self.advisor.is_due(now) {

@@ -36,7 +36,7 @@ impl Shard {
     }
 
     /// What was counted since the last time, of each model that has anything to tell; what is asked for of those alone.
-    pub(super) fn take_served(&mut self, now: Timestamp) -> Vec<(ModelId, Served)> {
+    pub(crate) fn take_served(&mut self, now: Timestamp) -> Vec<(ModelId, Served)> {
         let told = self.models.iter_mut().filter(|(_, entry)| !entry.served.is_none());
         let told = told.map(|(&model, entry)| {
             let traffic = self.planner.traffic(now, model);
