@@ -30,7 +30,7 @@ mod ui;
 mod vitals;
 
 pub use listener::{AdminError, Config, Listener};
-pub use pages::{Pages, about_process};
+pub use pages::{Pages, about_process, label_value};
 pub use query::Query;
 pub use service::{SOCKET_VARIABLE, Service};
 pub use vitals::{Heart, SILENCE_MAX, Vitals};

@@ -132,6 +132,12 @@ impl Pages {
     }
 }
 
+/// A text as Prometheus's format wants it in the value of a label.
+#[must_use]
+pub fn label_value(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 /// Which release this process is, how operators call it, and what it takes of its host, in Prometheus's text format.
 /// Names have no character that has to be escaped.
 #[must_use]
@@ -179,6 +185,11 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
         assert!(text.contains(&format!("wire=\"{}\",role=\"scheduler\",name=\"a-1\"}} 1\n", WireVersion::THIS)));
+    }
+
+    #[test]
+    fn what_would_end_a_label_is_escaped() {
+        assert_eq!(label_value("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::{
     fmt::Write as _,
 };
 
+use admin::label_value;
 use cuda::{Brake, GpuHealth};
 use proto::{Span, Timestamp};
 
@@ -165,7 +166,7 @@ impl Board {
                         let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
                     }
                     let label = label.map_or(String::new(), |(key, value)| format!(",{key}=\"{value}\""));
-                    let _ = writeln!(text, "{name}{{gpu_uuid=\"{}\"{label}}} {value}", escaped(uuid));
+                    let _ = writeln!(text, "{name}{{gpu_uuid=\"{}\"{label}}} {value}", label_value(uuid));
                 }
             }
         }
@@ -200,11 +201,6 @@ fn brake(
             Some(News::Free { gpu: name(), by, lasted: last - since })
         }
     }
-}
-
-/// As the format wants it in the value of a label.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// A label besides that of the GPU, and a value.
@@ -473,10 +469,5 @@ mod tests {
         assert_eq!(news(&mut board, 3, damaged(None)), None, "it does not say so");
         assert_eq!(news(&mut board, 4, damaged(Some(1))), None, "once");
         assert!(matches!(news(&mut board, 5, damaged(Some(0))), Some(News::Whole { .. })));
-    }
-
-    #[test]
-    fn a_name_with_odd_letters_does_not_break_the_format() {
-        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
     }
 }

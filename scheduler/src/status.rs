@@ -72,13 +72,10 @@ pub struct Counts {
     /// Of these, those that a live backend hosts.
     pub models_hosted: usize,
     /// Frontends that serve.
-    #[serde(default)]
     pub frontends_serving: usize,
     /// Backends that serve.
-    #[serde(default)]
     pub backends_serving: usize,
     /// GPUs that plans go to.
-    #[serde(default)]
     pub gpus_serving: usize,
 }
 

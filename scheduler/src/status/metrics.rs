@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
+use admin::label_value;
+
 use super::{AdviceRow, Status, advice_row};
 
 impl Status {
@@ -47,7 +49,7 @@ fn text(advice: &AdviceRow) -> String {
     let mut by_models: BTreeMap<String, (u32, Option<u32>)> = BTreeMap::new();
     for sub in &advice.sub_clusters {
         let more = if sub.models > sub.models_first.len() { ",.." } else { "" };
-        let (gpus, needed) = by_models.entry(escaped(&sub.models_first.join(",")) + more).or_insert((0, Some(0)));
+        let (gpus, needed) = by_models.entry(label_value(&sub.models_first.join(",")) + more).or_insert((0, Some(0)));
         *gpus += sub.gpus;
         *needed = needed.and_then(|needed| Some(needed + sub.gpus_needed?));
     }
@@ -67,11 +69,6 @@ fn gauge_of_models<'a>(text: &mut String, name: &str, help: &str, values: impl I
     for (models, value) in values {
         let _ = writeln!(text, "{name}{{models=\"{models}\"}} {value}");
     }
-}
-
-/// As the value of a label.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
