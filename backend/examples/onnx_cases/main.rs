@@ -1,5 +1,5 @@
 //! ONNX's own tests of those who run its models, as PyPI's package `onnx` brings them: each is a model with inputs
-//! and with what must come out. What runs models here is asked to, one after another: the engine that is
+//! and with what must come out. What runs models here is asked to: the engine that is
 //! embedded, on the CPU; plans for GPUs on a GPU that is none ([`cuda::Fake`]), of a build that has them; and ONNX
 //! Runtime where its library is. Whatever does not pass is
 //! printed, with the reason.
@@ -16,9 +16,15 @@ mod judge;
 mod page;
 
 use std::{
+    collections::BTreeMap,
     fs,
     panic::set_hook,
     path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
 };
 
 use arms::Arm;
@@ -68,28 +74,62 @@ fn is_network(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "onnx")
 }
 
+/// What came of a path: of each case and arm; of nothing if no client can send its tensors.
+type Judged = Vec<(Arc<Case>, Arm, Verdict, String)>;
+
+/// All that there is to a path.
+fn judge_path(path: &Path, arms: &[Arm]) -> Result<Option<Judged>, Error> {
+    let case = if is_network(path) { Some(Case::network(path)?) } else { Case::read(path)? };
+    let Some(case) = case else { return Ok(None) };
+    let mut judged = Vec::new();
+    for case in [case.exported(), Some(case)].into_iter().flatten().map(Arc::new) {
+        // The networks' weights are made up, and lead to numbers that FP16 does not have.
+        for &arm in arms.iter().filter(|&&arm| !(is_network(path) && arm == Arm::CudaHalf)) {
+            let (verdict, why) = judge(&case, arm).err().unwrap_or((Verdict::Passed, String::new()));
+            judged.push((case.clone(), arm, verdict, why));
+        }
+    }
+    Ok(Some(judged))
+}
+
+/// The same of many, on all processors.
+#[allow(clippy::disallowed_methods)] // No core.
+fn judge_paths(paths: &[PathBuf], arms: &[Arm]) -> Result<BTreeMap<usize, Option<Judged>>, Error> {
+    let (next, all) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let judge_some = || {
+        while let place = next.fetch_add(1, Relaxed)
+            && let Some(path) = paths.get(place)
+        {
+            let judged = judge_path(path, arms).map_err(|error| format!("{}: {error}", path.display()));
+            all.lock().expect("nobody panics with it").insert(place, judged);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(judge_some);
+        }
+    });
+    let all = all.into_inner().expect("nobody panics with it");
+    all.into_iter().map(|(place, judged)| Ok((place, judged?))).collect()
+}
+
 fn main() -> Result<(), Error> {
     let arguments = Arguments::parse(std::env::args().skip(1))?;
     if std::env::var_os("RUST_BACKTRACE").is_none() {
         // What panics is told with its case.
         set_hook(Box::new(|_| {}));
     }
-    let (arms, mut page) = (Arm::here(), Page::default());
-    for path in arguments.cases()? {
-        let case = if is_network(&path) { Some(Case::network(&path)?) } else { Case::read(&path)? };
-        let Some(case) = case else {
+    let mut page = Page::default();
+    for judged in judge_paths(&arguments.cases()?, &Arm::here())?.into_values() {
+        let Some(judged) = judged else {
             page.skipped += 1;
             continue;
         };
-        for case in [case.exported(), Some(case)].into_iter().flatten() {
-            // The networks' weights are made up, and lead to numbers that FP16 does not have.
-            for &arm in arms.iter().filter(|&&arm| !(is_network(&path) && arm == Arm::CudaHalf)) {
-                let (verdict, why) = judge(&case, arm).err().unwrap_or((Verdict::Passed, String::new()));
-                if verdict != Verdict::Passed {
-                    println!("{} {} {}: {why}", verdict.name(), arm.name(), case.name);
-                }
-                page.add(&case, arm, verdict);
+        for (case, arm, verdict, why) in judged {
+            if verdict != Verdict::Passed {
+                println!("{} {} {}: {why}", verdict.name(), arm.name(), case.name);
             }
+            page.add(&case, arm, verdict);
         }
     }
     print!("{}", page.summary());
