@@ -8,6 +8,8 @@ mod calls;
 mod http;
 #[path = "programs/python.rs"]
 mod python;
+#[path = "programs/vote.rs"]
+mod vote;
 
 use std::{
     fs,

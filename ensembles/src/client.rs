@@ -44,6 +44,8 @@ async fn answer(desk: Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
         application: Application::NONE,
         client: None,
         room: Box::new(()),
+        choice: None,
+        allow_default: false,
     };
     Ok(Inferred::of(&face, &submit(&desk, request)?.wait().await.result?))
 }

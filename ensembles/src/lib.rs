@@ -1,5 +1,6 @@
 //! Requests for ensembles: their members are asked as soon as what they take is there, side by side where they can be,
-//! inside one deadline.
+//! inside one deadline. Where members are models of one task, [`selection`] says whom to ask, [`vote`] when, and
+//! [`selection::combine`] makes one answer of their predictions.
 //!
 //! [`run`] is the way of one request as a state machine without IO, over any kind of tensor. [`pending`] drives it with
 //! the models of a frontend's desk: [`submit`] begins, [`Pending::wait`] waits for the end, dropping it cancels all
@@ -11,5 +12,8 @@ pub mod client;
 mod members;
 pub mod pending;
 pub mod run;
+mod selecting;
+pub mod selection;
+pub mod vote;
 
-pub use pending::{Ended, Pending, Request, Room, Step, submit};
+pub use pending::{Combining, Ended, Job, Pending, Request, Room, Selected, Step, submit};

@@ -35,12 +35,16 @@ pub(crate) struct Member {
     outputs: Vec<usize>,
 }
 
+/// A member and what it takes, or why it cannot be asked.
+pub(crate) type Found = Result<(Member, StepTimes), InferError>;
+
 impl Member {
-    /// All members of an ensemble, one for each step, with what they take, as the desk has them now.
+    /// All members of an ensemble, one for each step, with what they take, as the desk has them now; or why one cannot
+    /// be asked.
     ///
     /// # Errors
-    /// If the ensemble does not fit them any more, or one of them cannot be asked.
-    pub(crate) fn all(desk: &Desk, face: &Model, ensemble: &Ensemble) -> Result<Vec<(Self, StepTimes)>, InferError> {
+    /// If the ensemble does not fit them any more.
+    pub(crate) fn each(desk: &Desk, face: &Model, ensemble: &Ensemble) -> Result<Vec<Found>, InferError> {
         desk.with_core(|core| {
             let unfit = |reason| InferError::NotLoaded { model: face.name.clone(), reason };
             core.models().check_members(face).map_err(unfit)?;
@@ -53,7 +57,7 @@ impl Member {
                 let member = Self { index, model: Rc::clone(&served.model), outputs: outputs.collect() };
                 Ok((member, StepTimes { least: offer.least_latency, batching: offer.batching }))
             };
-            ensemble.steps.iter().map(member).collect()
+            Ok(ensemble.steps.iter().map(member).collect())
         })
     }
 

@@ -5,12 +5,14 @@
 #![allow(clippy::disallowed_methods)] // A driver: it waits in real time.
 
 use std::{
-    future::{pending, poll_fn},
+    future::{pending, poll_fn, ready},
+    pin::Pin,
     rc::Rc,
     sync::Arc,
     task::{Context, Poll},
 };
 
+use bytes::Bytes;
 use frontend::{
     InferError,
     desk::{Counted, Desk, PendingReply},
@@ -20,7 +22,7 @@ use frontend::{
     tasks::{CheckedRequest, Reply, Timing},
 };
 use proto::{
-    Application, Span, Timestamp,
+    Application, BackendId, Span, Timestamp,
     scheduler_to_frontend::{DropReason, ModelState},
     stages::AnswerStamps,
 };
@@ -28,7 +30,13 @@ use repository::{Executor, Model};
 
 use crate::{
     members::{self, Member, Tensor},
-    run::{Action, Failure, Run, StepTimes},
+    run::{Action, Failure, Run},
+    selecting::Selecting,
+    selection::{
+        Choice,
+        combine::{Combined, Outputs},
+    },
+    vote,
 };
 
 /// A request for an ensemble.
@@ -51,7 +59,14 @@ pub struct Request {
     pub client: Option<Client>,
     /// Who has room for what goes between its steps.
     pub room: Box<dyn Room>,
+    /// Whom it asks of models of one task; without one, whom it would be at the start.
+    pub choice: Option<Choice>,
+    /// Whether it takes a default where there is no prediction of such models, or one in doubt.
+    pub allow_default: bool,
 }
+
+/// What makes one answer of several predictions.
+pub type Job = Box<dyn FnOnce() -> Option<Combined> + Send>;
 
 /// Has room in memory for the tensors that go between steps, until the request ends.
 pub trait Room {
@@ -60,7 +75,16 @@ pub trait Room {
     /// # Errors
     /// If there is no room.
     fn take(&self, bytes: usize) -> Result<(), InferError>;
+
+    /// Does what reads so many bytes, beside the caller's thread if they are many.
+    fn combine(&self, bytes: usize, job: Job) -> Combining<'_> {
+        let _ = bytes;
+        Box::pin(ready(Ok(job())))
+    }
 }
+
+/// Ends in what a [`Job`] makes.
+pub type Combining<'a> = Pin<Box<dyn Future<Output = Result<Option<Combined>, InferError>> + 'a>>;
 
 /// Whoever asks bounds them otherwise.
 impl Room for () {
@@ -89,14 +113,42 @@ pub struct Ended {
     pub result: Result<Reply, InferError>,
     /// The steps that were asked, in that order.
     pub steps: Vec<Step>,
+    /// Who answered, of models of one task.
+    pub selected: Option<Selected>,
+}
+
+impl Ended {
+    /// Of a request that asked no steps.
+    #[must_use]
+    pub fn of(result: Result<Reply, InferError>) -> Self {
+        Self { result, steps: Vec::new(), selected: None }
+    }
+}
+
+/// How an answer was made of predictions of one task.
+#[derive(Debug, Clone)]
+pub struct Selected {
+    /// Who was to be asked.
+    pub choice: Choice,
+    /// All rows of each output of the ensemble, by step; nothing of those who were not asked, failed or were late.
+    pub predictions: Vec<Option<Vec<Bytes>>>,
+    /// Those whose predictions the answer was made of.
+    pub counted: Vec<usize>,
+    /// How sure it is, 0 to 1.
+    pub confidence: f64,
+    /// Whether it is less than the configuration asks for.
+    pub is_doubted: bool,
+    /// Whether the answer is the configured default.
+    pub is_default: bool,
 }
 
 /// A request that is under way. Dropping it cancels whatever is under way of it.
 pub struct Pending {
     desk: Rc<Desk>,
     counted: Option<Counted>,
-    run: Run<Tensor, InferError>,
-    members: Vec<Member>,
+    way: Way,
+    /// By step; why not, of those who cannot be asked.
+    members: Vec<Result<Member, InferError>>,
     /// What each step asks of the request, but for its own part.
     request: Terms,
     /// By step.
@@ -104,7 +156,36 @@ pub struct Pending {
     /// By step, with its place in `steps`.
     asked: Vec<Option<usize>>,
     steps: Vec<Step>,
-    finished: Option<Result<Vec<Option<Tensor>>, Failure<InferError>>>,
+    finished: Option<Finished>,
+}
+
+/// How it goes on.
+enum Way {
+    Graph(Run<Tensor, InferError>),
+    Selection(Selecting),
+}
+
+/// That it is over.
+enum Finished {
+    Graph(Result<Vec<Option<Tensor>>, Failure<InferError>>),
+    /// One answer is to be made of what is there.
+    Closed,
+}
+
+impl Way {
+    fn poll_timeout(&self) -> Option<Timestamp> {
+        match self {
+            Self::Graph(run) => run.poll_timeout(),
+            Self::Selection(selecting) => selecting.vote.poll_timeout(),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Timestamp) {
+        match self {
+            Self::Graph(run) => run.handle_timeout(now),
+            Self::Selection(selecting) => selecting.vote.handle_timeout(now),
+        }
+    }
 }
 
 struct Terms {
@@ -133,8 +214,9 @@ pub fn submit(desk: &Rc<Desk>, request: Request) -> Result<Pending, InferError> 
 
 impl Pending {
     fn begin(desk: &Rc<Desk>, request: Request) -> Result<Self, InferError> {
-        let Request { model: (index, face), inputs, wanted, slo, waited, priority, application, client, room } =
+        let Request { model: (index, face), inputs, wanted, slo, waited, priority, application, client, room, .. } =
             request;
+        let (choice, allow_default) = (request.choice, request.allow_default);
         let Executor::Ensemble(graph) = &face.executor else {
             return Err(InferError::Invalid(format!("model: found '{}', expected an ensemble", face.name)));
         };
@@ -150,7 +232,7 @@ impl Pending {
         })?;
         // What is wrong with it is said of the ensemble, and not of its members.
         let CheckedRequest { rows, .. } = check_placed(&face, index, inputs.clone(), slo)?;
-        let (members, times): (Vec<Member>, Vec<StepTimes>) = Member::all(desk, &face, graph)?.into_iter().unzip();
+        let found = Member::each(desk, &face, graph)?;
         let mut given: Vec<Option<Tensor>> = face.inputs.iter().map(|_| None).collect();
         for (Place { input, shape, .. }, data) in inputs {
             given[input] = Some(Tensor { datatype: face.inputs[input].datatype, shape, data });
@@ -158,8 +240,27 @@ impl Pending {
         let admitted = desk.now();
         let arrived = Timestamp(admitted.0 - waited.0);
         let deadline = if slo == Span::ENDLESS { Timestamp::NEVER } else { arrived + slo };
-        let run = Run::new(Arc::clone(graph), &times, deadline, given, wanted);
-        let (ensemble, least) = (|| face.name.clone(), run.least());
+        let (way, members, least) = match &graph.selection {
+            None => {
+                let found: Vec<_> = found.into_iter().collect::<Result<_, _>>()?;
+                let (members, times): (Vec<_>, Vec<_>) =
+                    found.into_iter().map(|(member, times)| (Ok(member), times)).unzip();
+                let run = Run::new(Arc::clone(graph), &times, deadline, given, wanted);
+                let least = run.least();
+                (Way::Graph(run), members, least)
+            }
+            Some(selection) => {
+                let times: Vec<_> =
+                    found.iter().map(|found| found.as_ref().ok().map(|(_, times)| times.least)).collect();
+                let members = found.into_iter().map(|found| found.map(|(member, _)| member)).collect();
+                let choice = choice.unwrap_or_else(|| Selecting::choice_at(selection, times.len(), desk.now()));
+                let outputs = Outputs::of(selection, &face.outputs, rows, &wanted);
+                let selecting = Selecting::new(selection, (choice, allow_default), &times, deadline, (given, outputs));
+                let least = selecting.least();
+                (Way::Selection(selecting), members, least)
+            }
+        };
+        let ensemble = || face.name.clone();
         if slo < least {
             return Err(InferError::NeverMet { model: ensemble(), slo, least });
         }
@@ -169,7 +270,7 @@ impl Pending {
         Ok(Self {
             desk: Rc::clone(desk),
             counted: Some(desk.count(index)),
-            run,
+            way,
             members,
             request,
             under_way: Vec::new(),
@@ -181,21 +282,50 @@ impl Pending {
 
     /// Does what there is to do now.
     fn act(&mut self) {
-        while let Some(action) = self.run.poll_action(self.desk.now()) {
-            match action {
-                Action::Submit { step, inputs, until } => match self.ask(step, inputs, until) {
-                    Ok(reply) => self.under_way.push((step, reply)),
-                    Err(error) => self.on_ended(step, Err(error)),
-                },
-                Action::Cancel { step } => self.under_way.retain(|(other, _)| *other != step),
-                Action::Finish(result) => self.finished = Some(result),
-            }
+        while self.act_once() {}
+    }
+
+    /// Does what there is to do first, if there is anything.
+    fn act_once(&mut self) -> bool {
+        let now = self.desk.now();
+        let (step, inputs, until) = match &mut self.way {
+            Way::Graph(run) => match run.poll_action(now) {
+                Some(Action::Submit { step, inputs, until }) => (step, inputs, until),
+                Some(Action::Cancel { step }) => return self.cancel(step),
+                Some(Action::Finish(result)) => {
+                    self.finished = Some(Finished::Graph(result));
+                    return true;
+                }
+                None => return false,
+            },
+            Way::Selection(selecting) => match selecting.vote.poll_action(now) {
+                Some(vote::Action::Ask { member, until }) => {
+                    (member, selecting.inputs(&step_of(&self.request.face, member).inputs), until)
+                }
+                Some(vote::Action::Cancel { member }) => return self.cancel(member),
+                Some(vote::Action::Close) => {
+                    self.finished = Some(Finished::Closed);
+                    return true;
+                }
+                None => return false,
+            },
+        };
+        match self.ask(step, inputs, until) {
+            Ok(reply) => self.under_way.push((step, reply)),
+            Err(error) => self.on_ended(step, Err(error)),
         }
+        true
+    }
+
+    fn cancel(&mut self, step: usize) -> bool {
+        self.under_way.retain(|(other, _)| *other != step);
+        true
     }
 
     /// Submits a step.
     fn ask(&mut self, step: usize, inputs: Vec<Option<Tensor>>, until: Timestamp) -> Result<PendingReply, InferError> {
-        let (now, member, request) = (self.desk.now(), &self.members[step], &self.request);
+        let member = self.members[step].as_ref().map_err(InferError::clone)?;
+        let (now, request) = (self.desk.now(), &self.request);
         let waited = now - request.arrived;
         let until = if until == Timestamp::NEVER { Span::ENDLESS } else { until - request.arrived };
         self.asked[step] = Some(self.steps.len());
@@ -224,23 +354,36 @@ impl Pending {
 
     /// A step has ended, or could not be submitted.
     fn on_ended(&mut self, step: usize, result: Result<Reply, InferError>) {
+        let member = self.members[step].as_ref();
         let result = result.and_then(|reply| {
-            self.request.room.take(self.members[step].kept_bytes(&reply))?;
+            self.request.room.take(member.map_or(0, |member| member.kept_bytes(&reply)))?;
             Ok(reply)
         });
         if let Some(at) = self.asked[step] {
             self.steps[at].ended = Some(result.as_ref().map(|reply| reply.timing).map_err(InferError::clone));
         }
-        self.run.handle_reply(step, result.map(|reply| self.members[step].tensors(&reply)));
+        let result = result.and_then(|reply| Ok(member.map_err(InferError::clone)?.tensors(&reply)));
+        match &mut self.way {
+            Way::Graph(run) => run.handle_reply(step, result),
+            Way::Selection(selecting) => {
+                let graph = self.request.face.ensemble().expect("only ensembles have runs");
+                let ordered = |tensors: Vec<Tensor>| {
+                    let place = |to: &usize| graph.steps[step].outputs.iter().position(|(_, made)| made == to);
+                    let data = |to| tensors[place(to).expect("each makes all outputs")].data.joined();
+                    graph.outputs.iter().map(data).collect()
+                };
+                selecting.handle_end(step, result.map(ordered));
+            }
+        }
     }
 
     /// Waits for the request's end.
     pub async fn wait(mut self) -> Ended {
-        let result = loop {
-            if let Some(result) = self.finished.take() {
-                break result;
+        let finished = loop {
+            if let Some(finished) = self.finished.take() {
+                break finished;
             }
-            let due = self.run.poll_timeout().map(|at| (at - self.desk.now()).to_duration());
+            let due = self.way.poll_timeout().map(|at| (at - self.desk.now()).to_duration());
             let ended = tokio::select! {
                 biased;
                 ended = poll_fn(|context| poll_any(&mut self.under_way, context)) => Some(ended),
@@ -248,35 +391,63 @@ impl Pending {
             };
             match ended {
                 Some((step, result)) => self.on_ended(step, result),
-                None => self.run.handle_timeout(self.desk.now()),
+                None => self.way.handle_timeout(self.desk.now()),
             }
             self.act();
         };
-        let result = self.answer(result);
+        let (result, selected) = match finished {
+            Finished::Graph(result) => (self.answer(result), None),
+            Finished::Closed => self.conclude().await,
+        };
         if let Some(counted) = self.counted.take() {
             counted.end(&result);
         }
-        Ended { result, steps: std::mem::take(&mut self.steps) }
+        Ended { result, steps: std::mem::take(&mut self.steps), selected }
     }
 
     fn answer(&self, result: Result<Vec<Option<Tensor>>, Failure<InferError>>) -> Result<Reply, InferError> {
         let Terms { face, rows, .. } = &self.request;
         let outputs = result.map_err(|failure| match failure {
             Failure::Deadline => DropReason::Deadline.into(),
-            Failure::Step(step, cause) => members::in_step(face, &self.members[step].model, cause),
+            Failure::Step(step, cause) => match &self.members[step] {
+                Ok(member) => members::in_step(face, &member.model, cause),
+                Err(_) => cause,
+            },
         })?;
         let (outputs, shapes) = members::answer(face, *rows, outputs)?;
         let (timing, batches, was_late) = (self.timing(), Vec::new(), false);
         Ok(Reply { outputs, shapes, rows: *rows, timing, batches, was_late })
     }
 
+    /// Makes one answer of the predictions that are there.
+    async fn conclude(&self) -> (Result<Reply, InferError>, Option<Selected>) {
+        let Way::Selection(selecting) = &self.way else { unreachable!("a graph does not close") };
+        let Terms { face, rows, room, .. } = &self.request;
+        let concluded = selecting.conclude(face, &**room).await;
+        let concluded = concluded.map_err(|failed| match failed {
+            Some((step, cause)) => match &self.members[step] {
+                Ok(member) => members::in_step(face, &member.model, cause),
+                Err(cause) => cause.clone(),
+            },
+            None => DropReason::Deadline.into(),
+        });
+        match concluded {
+            Ok((outputs, selected)) => {
+                let shapes = face.outputs.iter().map(|output| output.shape.clone()).collect();
+                let (timing, batches, was_late) = (self.timing(), Vec::new(), false);
+                (Ok(Reply { outputs, shapes, rows: *rows, timing, batches, was_late }), Some(selected))
+            }
+            Err(error) => (Err(error), Some(selecting.nobody())),
+        }
+    }
+
     /// Where the time went, as far as one timing can tell of several steps: their stages' sums end with the answer, one
     /// after another, and what was before is the way from the admission to the GPU. As Triton counts it.
     fn timing(&self) -> Timing {
         let ran = || self.steps.iter().filter_map(|step| step.ended.as_ref()?.as_ref().ok());
-        let Some(last) = ran().max_by_key(|timing| timing.answered_at) else {
-            unreachable!("what is answered was made by a step")
-        };
+        let now = self.desk.now();
+        // A default is made by nobody.
+        let Some(last) = ran().max_by_key(|timing| timing.answered_at) else { return self.timing_of_none(now) };
         let sum = |of: fn(&Timing) -> i64| ran().map(|timing| of(timing).max(0)).sum::<i64>();
         let answered_at = last.answered_at;
         let took = self.desk.now() - self.request.admitted;
@@ -301,6 +472,30 @@ impl Pending {
         };
         let batch_size = u16::try_from(self.request.rows).unwrap_or(u16::MAX);
         Timing { admitted_at, deadline, stamps, answered_at, batch_size, ..*last }
+    }
+}
+
+impl Pending {
+    /// The time of an answer for which nobody ran anything.
+    fn timing_of_none(&self, now: Timestamp) -> Timing {
+        let admitted_at = self.request.admitted;
+        let at = admitted_at.0;
+        let stamps = AnswerStamps {
+            queued_at_ns: at,
+            due_at_ns: at,
+            granted_at_ns: at,
+            planned_at_ns: now.0,
+            fetched_at_ns: now.0,
+            exec_at_ns: now.0,
+            started_at_ns: now.0,
+            finished_at_ns: now.0,
+        };
+        let deadline = match self.request.slo {
+            Span::ENDLESS => Timestamp::NEVER,
+            slo => self.request.arrived + slo,
+        };
+        let batch_size = u16::try_from(self.request.rows).unwrap_or(u16::MAX);
+        Timing { admitted_at, deadline, stamps, answered_at: now, batch_size, backend: BackendId(0), gpu: 0 }
     }
 }
 

@@ -13,6 +13,7 @@ use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 
+mod clipper8;
 mod clockwork2;
 mod clockwork5;
 mod clockwork5closed;
@@ -80,6 +81,7 @@ const FIGURES: &[Figure] = &[
     clockwork8::CLOCKWORK8,
     clockwork9::CLOCKWORK9,
     clockworkslo::CLOCKWORK_SLO,
+    clipper8::CLIPPER8,
     orloj::ORLOJ7,
     orloj::ORLOJ8,
     orloj::ORLOJ9,

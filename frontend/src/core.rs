@@ -328,7 +328,7 @@ impl Core {
     }
 
     /// Why requests for an ensemble cannot be taken, if so: clients have unloaded it, or one of its members cannot be
-    /// asked.
+    /// asked; all of them, if they are models of one task.
     #[must_use]
     pub fn reason_against_ensemble(&self, served: &ServedModel) -> Option<String> {
         if matches!(served.state, ModelState::Unloading | ModelState::Unloaded) {
@@ -337,12 +337,17 @@ impl Core {
         if let Err(reason) = self.models.check_members(&served.model) {
             return Some(reason);
         }
-        let steps = served.model.ensemble().into_iter().flat_map(|ensemble| &ensemble.steps);
-        steps.into_iter().find_map(|step| {
+        let ensemble = served.model.ensemble()?;
+        let mut against = ensemble.steps.iter().map(|step| {
             let (_, member) = self.models.member(&step.model, step.version.as_deref())?;
             let error = self.offer(member).err()?;
             Some(format!("its step '{}' is not ready: {error}", step.model))
-        })
+        });
+        match ensemble.selection {
+            // Of models of one task those answer that can.
+            Some(_) => against.collect::<Option<Vec<_>>>()?.into_iter().next(),
+            None => against.find_map(|against| against),
+        }
     }
 
     /// What was counted since the start.

@@ -404,7 +404,7 @@ mod tests {
             let (inputs, outputs) = (map("x", 0), map("y", 1));
             let step = repository::EnsembleStep { model: of.to_owned(), version: None, inputs, outputs };
             let tensors = ["x", "y"].map(str::to_owned).into();
-            let graph = repository::Ensemble { steps: vec![step], tensors, outputs: vec![1] };
+            let graph = repository::Ensemble { steps: vec![step], tensors, outputs: vec![1], selection: None };
             Model { executor: repository::Executor::Ensemble(std::sync::Arc::new(graph)), ..member(name) }
         };
         let table = ModelTable::new(vec![member("m"), ensemble("e", "m")]);

@@ -32,6 +32,8 @@ pub enum Operation {
     Health,
     /// Runs a model.
     Infer,
+    /// Says what would have been right.
+    Feedback,
     /// Reads metadata, configuration, readiness and statistics of models.
     Metadata,
     /// Scrapes.
@@ -50,9 +52,10 @@ pub enum Operation {
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Health,
         Self::Infer,
+        Self::Feedback,
         Self::Metadata,
         Self::Metrics,
         Self::Repository,
@@ -68,6 +71,7 @@ impl Operation {
         match self {
             Self::Health => "health",
             Self::Infer => "infer",
+            Self::Feedback => "feedback",
             Self::Metadata => "metadata",
             Self::Metrics => "metrics",
             Self::Repository => "repository",

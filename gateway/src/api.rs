@@ -4,6 +4,11 @@
 
 include!("../proto/generated/inference.rs.in");
 
+/// The messages of `downbeat.Feedback`.
+pub mod feedback {
+    include!("../proto/generated/downbeat.rs.in");
+}
+
 /// The messages of `grpc.health.v1.Health`.
 pub mod health {
     include!("../proto/generated/grpc.health.v1.rs.in");

@@ -80,6 +80,12 @@ pub struct Config {
     /// Bytes of answers that are kept of models whose configuration says `response_cache`; 0: none is.
     #[serde(default = "default_cache_bytes")]
     pub cache_bytes: usize,
+    /// Bytes of predictions that wait for feedback; 0: none do.
+    #[serde(default = "default_feedback_bytes")]
+    pub feedback_bytes: usize,
+    /// How long they wait.
+    #[serde(default = "default_feedback_timeout_ms")]
+    pub feedback_timeout_ms: u32,
     /// How long a client may take to send its first request's head.
     #[serde(default = "default_head_timeout_ms")]
     pub head_timeout_ms: u64,
@@ -211,6 +217,8 @@ impl From<frontend::Config> for Config {
             untaken_bytes_max: default_untaken_bytes_max(),
             client_untaken_bytes_max: default_client_untaken_bytes_max(),
             cache_bytes: default_cache_bytes(),
+            feedback_bytes: default_feedback_bytes(),
+            feedback_timeout_ms: default_feedback_timeout_ms(),
             stream_first_timeout_ms: default_stream_first_timeout_ms(),
             stream_idle_timeout_ms: default_stream_idle_timeout_ms(),
             idle_timeout_ms: default_idle_timeout_ms(),
@@ -385,6 +393,14 @@ fn default_client_untaken_bytes_max() -> usize {
 /// A 32nd of the memory at most.
 fn default_cache_bytes() -> usize {
     Shares::here().cache_bytes
+}
+
+fn default_feedback_bytes() -> usize {
+    16 << 20
+}
+
+fn default_feedback_timeout_ms() -> u32 {
+    600_000
 }
 
 fn default_stream_first_timeout_ms() -> u64 {

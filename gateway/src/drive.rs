@@ -15,6 +15,7 @@ use frontend::{
     desk::{Desk, Observer},
     models::ServedModel,
 };
+use proto::Span;
 use repository::Repository;
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -172,6 +173,7 @@ impl Gateway {
         let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
             .named(&config.server_name)
             .caching(config.cache_bytes, rand::random())
+            .joining(rand::random(), config.feedback_bytes, Span::from_millis(config.feedback_timeout_ms.into()))
             .controlled(config.model_control_mode)
             .ready_with(config.ready_with.clone());
         if config.cache_bytes == 0 {

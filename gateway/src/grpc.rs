@@ -21,14 +21,20 @@ use crate::{
         RepositoryModelUnloadResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest,
         ServerReadyRequest, ServerReadyResponse, SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse,
         SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
-        SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse, log_settings_request,
-        log_settings_response, trace_setting_response,
+        SystemSharedMemoryUnregisterResponse, TraceSettingRequest, TraceSettingResponse,
+        feedback::{
+            FeedbackRequest, FeedbackResponse,
+            feedback_request::{Item, Output},
+            feedback_response::Result as Outcome,
+        },
+        log_settings_request, log_settings_response, trace_setting_response,
     },
     loads,
     pool::AT_ONCE_BYTES_MAX,
     probes::{HEALTH_CHECK, SERVICE_PATH},
     protocol::messages::outline,
     regions::cuda,
+    selections::{Heard, Told},
     server::Caller,
     service::{Service, no_room},
     settings::Settings,
@@ -37,6 +43,9 @@ use crate::{
 use asks::{Asks as _, given};
 use call::{Call, Codings, respond};
 use status::{status_of, undecodable};
+
+/// The method of `downbeat.Feedback`.
+const FEEDBACK: &str = "/downbeat.Feedback/Tell";
 
 mod asks;
 mod call;
@@ -54,6 +63,10 @@ pub async fn answer(caller: Rc<Caller>, request: Request<Incoming>) -> Response<
     match path.as_str() {
         HEALTH_CHECK => return health::check(call).await,
         "/grpc.health.v1.Health/Watch" => return health::watch(call).await,
+        FEEDBACK => {
+            let client = caller.client();
+            return call.unary(|service, of| feedback(service, client, of)).await;
+        }
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
         | "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => return reflection::answer(call),
         _ => {}
@@ -199,6 +212,22 @@ fn cuda_status(of: &CudaSharedMemoryStatusRequest) -> Result<CudaSharedMemorySta
 
 fn register_cuda(region: &CudaSharedMemoryRegisterRequest) -> Result<CudaSharedMemoryRegisterResponse, InferError> {
     Err(cuda::unsupported(&region.name))
+}
+
+fn feedback(service: &Service, of: Client, request: FeedbackRequest) -> Result<FeedbackResponse, InferError> {
+    let FeedbackRequest { model_name, model_version, feedback } = request;
+    let told = |Item { request, outputs }: Item| Told {
+        request,
+        outputs: Ok(outputs.into_iter().map(|Output { name, data }| (name, data)).collect()),
+    };
+    let told = feedback.into_iter().map(told).collect();
+    let result = |Heard { request, outcome, error }: Heard| Outcome {
+        request,
+        outcome: outcome.told().to_owned(),
+        error: error.unwrap_or_default(),
+    };
+    let heard = service.feedback(of, (&model_name, given(&model_version)), told)?;
+    Ok(FeedbackResponse { model_name, results: heard.into_iter().map(result).collect() })
 }
 
 /// Looks at settings, or changes those that are given; one without a value is cleared.

@@ -30,6 +30,7 @@ pub mod recent;
 pub mod record;
 pub mod regions;
 pub mod rest;
+pub mod selections;
 pub mod server;
 pub mod service;
 pub mod settings;

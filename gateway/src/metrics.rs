@@ -11,11 +11,14 @@ mod predictions;
 mod register;
 mod requests;
 mod schedulers;
+mod selections;
+mod stages;
 mod summaries;
 mod traffic;
 
 use std::cell::OnceCell;
 
+use ensembles::Selected;
 use frontend::{
     InferError,
     core::Core,
@@ -26,6 +29,8 @@ use proto::Span;
 use repository::Model;
 
 pub(crate) use counts::drop_reason;
+pub use selections::FeedbackOutcome;
+pub use stages::{Stage, stages};
 pub(crate) use traffic::{PATH as TRAFFIC_PATH, Traffic};
 
 use self::{
@@ -34,75 +39,9 @@ use self::{
     register::{count_up_to, registered},
     requests::RequestMetrics,
     schedulers::SchedulerMetrics,
+    selections::SelectionMetrics,
 };
 use crate::{access::Refusal, config::MetricsConfig};
-
-/// A part of a request's way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// The client sends its request.
-    Receive,
-    /// A picture becomes a tensor.
-    Preprocess,
-    /// The task's descriptor goes to the scheduler.
-    Submit,
-    /// The batch has not been granted a GPU, although it is held back no longer.
-    Queue,
-    /// The batch is held back on purpose: it grows for as long as its deadline allows.
-    Defer,
-    /// The plan goes to the backend.
-    Grant,
-    /// The backend READs the inputs of the batch.
-    Fetch,
-    /// The batch waits for its window and for its GPU.
-    Wait,
-    /// The batch runs.
-    Execute,
-    /// The outputs are WRITTEN back.
-    Push,
-    /// The answer becomes a reply.
-    Reply,
-}
-
-impl Stage {
-    const ALL: [(Self, &str); 11] = [
-        (Self::Receive, "receive"),
-        (Self::Preprocess, "preprocess"),
-        (Self::Submit, "submit"),
-        (Self::Queue, "queue"),
-        (Self::Defer, "defer"),
-        (Self::Grant, "grant"),
-        (Self::Fetch, "fetch"),
-        (Self::Wait, "wait"),
-        (Self::Execute, "execute"),
-        (Self::Push, "push"),
-        (Self::Reply, "reply"),
-    ];
-
-    /// What metrics and traces call it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
-}
-
-/// The stages of an answered request between admission and answer: when each began and ended, in nanoseconds on the
-/// scheduler's clock.
-#[must_use]
-pub fn stages(timing: &Timing) -> [(Stage, i64, i64); 8] {
-    let stamps = &timing.stamps;
-    let (admitted, answered) = (timing.admitted_at.0, timing.answered_at.0);
-    [
-        (Stage::Submit, admitted, stamps.queued_at_ns),
-        (Stage::Defer, stamps.queued_at_ns, stamps.due_at_ns),
-        (Stage::Queue, stamps.due_at_ns, stamps.granted_at_ns),
-        (Stage::Grant, stamps.granted_at_ns, stamps.planned_at_ns),
-        (Stage::Fetch, stamps.planned_at_ns, stamps.fetched_at_ns),
-        (Stage::Wait, stamps.fetched_at_ns, stamps.started_at_ns),
-        (Stage::Execute, stamps.started_at_ns, stamps.finished_at_ns),
-        (Stage::Push, stamps.finished_at_ns, answered),
-    ]
-}
 
 /// Of so many models all metrics are there before their first request, as in Triton; of more, only of those that have
 /// had one.
@@ -118,6 +57,7 @@ pub struct Metrics {
     late_inputs: IntCounter,
     schedulers: SchedulerMetrics,
     requests: RequestMetrics,
+    selections: SelectionMetrics,
     refusals: Refusals,
     traces: Traces,
     host: HostMetrics,
@@ -279,6 +219,7 @@ impl Metrics {
             ),
             schedulers: SchedulerMetrics::new(&registry),
             requests: RequestMetrics::new(&registry),
+            selections: SelectionMetrics::new(&registry),
             refusals: Refusals::new(&registry),
             traces: Traces::new(&registry),
             host: HostMetrics::new(&registry),
@@ -302,6 +243,21 @@ impl Metrics {
     /// A request named its application, in at most [`Application::NAME_BYTES_MAX`](proto::Application::NAME_BYTES_MAX).
     pub fn handle_application(&self, name: &str) {
         self.requests.handle_name(name);
+    }
+
+    /// How much each member of an ensemble counts now.
+    pub fn handle_weights(&self, ensemble: usize, members: &[String], weights: &[f64]) {
+        self.selections.handle_weights(ensemble, members, weights);
+    }
+
+    /// A request for models of one task has ended so.
+    pub fn handle_selected(&self, ensemble: usize, selected: &Selected, is_answered: bool) {
+        self.selections.handle_selected(ensemble, selected, is_answered);
+    }
+
+    /// Feedback came to this.
+    pub fn handle_feedback(&self, ensemble: usize, outcome: FeedbackOutcome) {
+        self.selections.handle_feedback(ensemble, outcome);
     }
 
     /// A model is served: another version of one that is here, or the next one of the table.
@@ -348,6 +304,7 @@ impl Metrics {
         count_up_to(&self.late_inputs, core.counters().late_inputs);
         self.schedulers.read(core);
         self.requests.read(core, |model| self.models.is_named(model));
+        self.selections.read(core, |model| self.models.is_named(model));
         self.host.read(core);
         self.name.get_or_init(|| core.name().to_owned());
         self.reading()

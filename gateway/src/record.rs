@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use ensembles::Selected;
 use frontend::{
     InferError,
     desk::{Desk, Observer},
@@ -12,7 +13,7 @@ use repository::Model;
 
 use crate::{
     config::MetricsConfig,
-    metrics::{Metrics, Reading, Refusals, Stage, Traces, Traffic},
+    metrics::{FeedbackOutcome, Metrics, Reading, Refusals, Stage, Traces, Traffic},
     statistics::Statistics,
 };
 
@@ -80,6 +81,21 @@ impl Record {
     pub fn handle_cache_miss(&self, model: usize, took: Span) {
         self.statistics.borrow_mut()[model].handle_cache_miss(took);
         self.metrics.handle_cache_miss(model, took);
+    }
+
+    /// How much each member of an ensemble counts now.
+    pub fn handle_weights(&self, ensemble: usize, members: &[String], weights: &[f64]) {
+        self.metrics.handle_weights(ensemble, members, weights);
+    }
+
+    /// A request for models of one task has ended so.
+    pub fn handle_selected(&self, ensemble: usize, selected: &Selected, is_answered: bool) {
+        self.metrics.handle_selected(ensemble, selected, is_answered);
+    }
+
+    /// Feedback came to this.
+    pub fn handle_feedback(&self, ensemble: usize, outcome: FeedbackOutcome) {
+        self.metrics.handle_feedback(ensemble, outcome);
     }
 
     /// What counts those who are refused.

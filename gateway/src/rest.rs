@@ -31,6 +31,7 @@ use crate::{
     loads,
     pool::AT_ONCE_BYTES_MAX,
     regions::cuda,
+    selections::{Heard, Told},
     server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
     service::Service,
     settings::Settings,
@@ -81,6 +82,8 @@ const ROUTES: &[(&str, Op, Action)] = &[
     ("metrics", Op::Metrics, Scrape),
     ("debug/requests/{request}", Op::Debug, Explain),
     ("v2/models/{model}/versions/{version}/infer", Op::Infer, Infer),
+    ("v2/models/{model}/feedback", Op::Feedback, ChangeOwn(feedback)),
+    ("v2/models/{model}/versions/{version}/feedback", Op::Feedback, ChangeOwn(feedback)),
     ("v2", Op::Health, Look(|service, _| Ok(ok(&service.server_metadata())))),
     ("v2/health/live", Op::Health, Look(|service, _| Ok(health(service, true)))),
     ("v2/health/ready", Op::Health, Look(|service, _| Ok(health(service, service.is_ready())))),
@@ -342,6 +345,15 @@ fn register_region(service: &Service, of: Client, at: At<'_>, body: &Settings) -
 fn unregister_region(service: &Service, of: Client, at: At<'_>, _: &Settings) -> Result<Reply, InferError> {
     service.regions.borrow_mut().unregister(of, at.region);
     Ok(ok(&json!({})))
+}
+
+fn feedback(service: &Service, of: Client, at: At<'_>, body: &Settings) -> Result<Reply, InferError> {
+    let result = |Heard { request, outcome, error }: Heard| match error {
+        None => json!({ "request": request, "outcome": outcome.told() }),
+        Some(error) => json!({ "request": request, "outcome": outcome.told(), "error": error }),
+    };
+    let heard = service.feedback(of, (at.model, at.version), Told::all_of(body)?)?;
+    Ok(ok(&json!({ "model_name": at.model, "results": heard.into_iter().map(result).collect::<Vec<_>>() })))
 }
 
 fn cuda_status(at: At<'_>) -> Result<Reply, InferError> {

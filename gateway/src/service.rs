@@ -10,10 +10,11 @@ use std::{
 
 use frontend::{core::Core, desk::Desk, error::InferError, excerpt, models::ServedModel};
 use hyper::HeaderMap;
-use proto::{Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
+use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
 use repository::{Configuration, EnsembleStep, Model, Tensor};
 
 use crate::{
+    access::Client,
     ahead::Gates,
     api::{
         ModelMetadataResponse, ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse,
@@ -27,6 +28,7 @@ use crate::{
     recent::Recent,
     record::Record,
     regions::AllRegions,
+    selections::{Heard, Selections, Told},
     server::BodyMax,
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
@@ -78,6 +80,8 @@ pub struct Service {
     /// Takes apart what is large.
     pub pool: Pool,
     ahead: Gates,
+    /// What ensembles of models of one task have learned.
+    pub selections: Selections,
     /// Answers that are kept.
     pub cache: Rc<Cache>,
     digester: Digester,
@@ -111,6 +115,7 @@ impl Service {
             is_draining: Cell::new(false),
             pool: Pool::default(),
             ahead: Gates::default(),
+            selections: Selections::new(0, 0, Span::ZERO),
             cache: Cache::new(0),
             digester: Digester::new([0; 4]),
             tracer: RefCell::default(),
@@ -148,6 +153,26 @@ impl Service {
     #[must_use]
     pub fn caching(self, bytes_max: usize, secret: [u64; 4]) -> Self {
         Self { cache: Cache::new(bytes_max), digester: Digester::new(secret), ..self }
+    }
+
+    /// The same, and predictions wait for feedback: so many bytes so long, in a life of this number.
+    #[must_use]
+    pub fn joining(self, life: u64, bytes_max: usize, timeout: Span) -> Self {
+        Self { selections: Selections::new(life, bytes_max, timeout), ..self }
+    }
+
+    /// Takes a client's feedback for an ensemble.
+    ///
+    /// # Errors
+    /// If there is no such model, it does not learn, or that is too much.
+    pub(crate) fn feedback(
+        &self,
+        of: Client,
+        (model, version): (&str, Option<&str>),
+        told: Vec<Told>,
+    ) -> Result<Vec<Heard>, InferError> {
+        let (index, face) = self.find(model, version)?;
+        self.selections.handle_feedback(&self.record, (self.desk.now(), of), (index, &face), told)
     }
 
     /// What a request to load a model may be: as large as one for inference if loads may bring files along.

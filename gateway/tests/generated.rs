@@ -29,7 +29,8 @@ fn what_is_committed_is_what_the_schemas_compile_to() {
     let (package, compiled) = (Path::new(env!("CARGO_MANIFEST_DIR")), tempfile::tempdir().unwrap());
     let folders = [package.join("proto"), package.join("../repository/proto")];
     let descriptors =
-        protox::compile(["inference_service.proto", "health.proto", "reflection.proto"], folders).unwrap();
+        protox::compile(["inference_service.proto", "downbeat.proto", "health.proto", "reflection.proto"], folders)
+            .unwrap();
     let mut files = vec![("descriptors.bin".to_owned(), descriptors.encode_to_vec())];
     let mut config = prost_build::Config::new();
     config.bytes(["."]).btree_map(["."]).out_dir(compiled.path());
@@ -41,7 +42,7 @@ fn what_is_committed_is_what_the_schemas_compile_to() {
         let path = entry.unwrap().path();
         files.push((format!("{}.in", path.file_name().unwrap().display()), fs::read(&path).unwrap()));
     }
-    assert_eq!(files.len(), 4);
+    assert_eq!(files.len(), 5);
     for (name, bytes) in files {
         let committed = package.join("proto/generated").join(&name);
         if env::var_os("WRITE").is_some() {

@@ -19,6 +19,7 @@ mod foreign;
 mod misspelt;
 mod program;
 mod queue;
+mod selection;
 mod variable;
 mod versions;
 mod warmup;

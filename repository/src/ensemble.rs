@@ -4,11 +4,13 @@
 //! when that is read (`config/ensemble.rs`); whether it fits its members, [`Ensemble::check`] says, whenever these may
 //! be others (`members.rs`).
 
+use crate::selection::Selection;
+
 /// Steps of an ensemble, at most: each may hold slots of its own while a request is under way.
 pub const STEPS_MAX: usize = 32;
 
 /// A graph of models.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Ensemble {
     /// Each after all whose tensors it takes; at least one, at most [`STEPS_MAX`].
     pub steps: Vec<EnsembleStep>,
@@ -16,6 +18,9 @@ pub struct Ensemble {
     pub tensors: Vec<String>,
     /// Which of the tensors each output of the ensemble is; some step makes it.
     pub outputs: Vec<usize>,
+    /// How one answer is made of its steps', if they are models of one task: each takes inputs of the ensemble alone,
+    /// and makes all of its outputs. `None` if the steps are a graph.
+    pub selection: Option<Selection>,
 }
 
 /// A model that an ensemble asks.

@@ -52,7 +52,15 @@ impl Ensemble {
         kinds.iter_mut().zip(&face.inputs).for_each(|(kind, input)| *kind = Some(Kind::of(face, input)));
         for (at, step) in self.steps.iter().enumerate() {
             self.check_step(face, (at, step), &find, &mut kinds)?;
+            // Steps that are models of one task make the same tensors, each of which has to fit.
+            if self.selection.is_some() || at + 1 == self.steps.len() {
+                self.check_outputs(face, &kinds)?;
+            }
         }
+        Ok(())
+    }
+
+    fn check_outputs(&self, face: &Model, kinds: &[Option<Kind>]) -> Result<(), RepositoryError> {
         for (output, &tensor) in face.outputs.iter().zip(&self.outputs) {
             let (own, made) = (Kind::of(face, output), kinds[tensor].as_ref().expect("some step makes it"));
             if !own.fits(made) {

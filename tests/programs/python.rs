@@ -23,7 +23,7 @@ use super::{http::exchange, *};
 const PYTHON: &str = "DOWNBEAT_PYTHON";
 
 /// That interpreter. Nothing is installed here.
-fn python() -> Option<&'static str> {
+pub(super) fn python() -> Option<&'static str> {
     static FOUND: OnceLock<Option<String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
         let python = std::env::var(PYTHON).unwrap_or_else(|_| "python3".to_owned());
@@ -150,14 +150,14 @@ fn assert_all_served(tally: &Tally) {
 }
 
 /// `downbeat up --repository DIR`, where the interpreter for tests is `python3`.
-struct Up {
+pub(super) struct Up {
     child: Child,
-    http: SocketAddr,
+    pub(super) http: SocketAddr,
     _ports: [Port; 2],
 }
 
 impl Up {
-    fn start(repository: &Path, python: &str) -> Self {
+    pub(super) fn start(repository: &Path, python: &str) -> Self {
         let path = std::env::var("PATH").unwrap_or_default();
         let path = Path::new(python).parent().map_or(path.clone(), |folder| format!("{}:{path}", folder.display()));
         let ports = [Port::hold(), Port::hold()];

@@ -229,6 +229,7 @@ fn ensemble(steps: &[(usize, &[usize])]) -> Ensemble {
         steps: steps.iter().enumerate().map(step).collect(),
         tensors: (0..=steps.len()).map(|tensor| tensor.to_string()).collect(),
         outputs: vec![steps.len()],
+        selection: None,
     }
 }
 

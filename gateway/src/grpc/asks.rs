@@ -8,7 +8,7 @@ use crate::{
         ModelStatisticsRequest, RepositoryIndexRequest, RepositoryModelLoadRequest, RepositoryModelUnloadRequest,
         ServerLiveRequest, ServerMetadataRequest, ServerReadyRequest, SystemSharedMemoryRegisterRequest,
         SystemSharedMemoryStatusRequest, SystemSharedMemoryUnregisterRequest, TraceSettingRequest,
-        health::HealthCheckRequest,
+        feedback::FeedbackRequest, health::HealthCheckRequest,
     },
 };
 
@@ -55,6 +55,7 @@ asks! {
     CudaSharedMemoryUnregisterRequest SharedMemory;
     TraceSettingRequest Settings model_name;
     LogSettingsRequest Settings;
+    FeedbackRequest Feedback model_name;
 }
 
 /// A field of proto3 that is empty was not given.

@@ -112,8 +112,9 @@ impl Question for Outlined {
         Ok((request, charge))
     }
 
-    fn encode(Answer { model, id, outputs, reply, number: _ }: &Answer) -> Result<ModelInferResponse, Status> {
-        Ok(messages::encode_reply(model, id.as_deref(), outputs, reply))
+    fn encode(answer: &Answer) -> Result<ModelInferResponse, Status> {
+        let Answer { model, id, outputs, reply, parameters, number: _ } = answer;
+        Ok(messages::encode_reply(model, (id.as_deref(), parameters), outputs, reply))
     }
 
     fn refused(error: InferError) -> Status {

@@ -18,7 +18,7 @@ use frontend::{
 use prometheus::proto::{Bucket, Histogram};
 use proto::{Span, scheduler_to_frontend::DropReason};
 
-use super::{Stage, stages};
+use super::stages::{Stage, stages};
 
 /// Upper bounds of durations, in nanoseconds: 20 us to 10 s, each twice the one before.
 pub(super) const DURATION_BOUNDS_NS: [u64; 20] = doubled(20_000);

@@ -23,15 +23,15 @@ use prometheus::{
 use proto::{Span, scheduler_to_frontend::NetworkTimes};
 
 use super::{
-    Stage,
     counts::{CACHE, Count, Counts, DURATIONS, TRITONS_REASONS},
     register::{counter, family, gauge, histogram, label, registered},
+    stages::Stage,
     summaries::Summary,
 };
 use crate::config::MetricsConfig;
 
 /// What all models are called that are not named.
-const OTHERS: &str = "(others)";
+pub(super) const OTHERS: &str = "(others)";
 /// Families whose names do not depend on anything, with their help.
 const SUCCESS: (&str, &str) = ("nv_inference_request_success", "Requests that were answered");
 const LATE: (&str, &str) = ("downbeat_request_late_total", "Of these, answered after their deadline");

@@ -112,7 +112,7 @@ fn input_data(
 /// If there is a string that JSON cannot hold, and the client did not ask for binary data.
 pub fn encode_reply(
     model: &Model,
-    id: Option<&str>,
+    (id, parameters): (Option<&str>, &Parameters),
     outputs: &[OutputChoice],
     reply: &Reply,
 ) -> Result<EncodedReply, InferError> {
@@ -122,8 +122,11 @@ pub fn encode_reply(
         write!(json, "\"id\":{},", quoted(id)).expect("writing into memory cannot fail");
     }
     let (name, version) = (quoted(&model.name), quoted(&model.version));
-    write!(json, "\"model_name\":{name},\"model_version\":{version},\"outputs\":[")
-        .expect("writing into memory cannot fail");
+    write!(json, "\"model_name\":{name},\"model_version\":{version},").expect("writing into memory cannot fail");
+    if !parameters.is_empty() {
+        write!(json, "\"parameters\":{},", json!(parameters)).expect("writing into memory cannot fail");
+    }
+    json.push_str("\"outputs\":[");
     let mut binary = Vec::new();
     for (position, choice) in outputs.iter().enumerate() {
         let tensor = &model.outputs[choice.index];

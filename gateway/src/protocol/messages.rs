@@ -78,11 +78,17 @@ pub fn parse_request(message: ModelInferRequest) -> Result<InferRequest, InferEr
 
 /// Writes a reply. An output that went into shared memory keeps its place among the contents, empty.
 #[must_use]
-pub fn encode_reply(model: &Model, id: Option<&str>, outputs: &[OutputChoice], reply: &Reply) -> ModelInferResponse {
+pub fn encode_reply(
+    model: &Model,
+    (id, parameters): (Option<&str>, &Parameters),
+    outputs: &[OutputChoice],
+    reply: &Reply,
+) -> ModelInferResponse {
     let mut response = ModelInferResponse {
         model_name: model.name.clone(),
         model_version: model.version.clone(),
         id: id.unwrap_or_default().to_owned(),
+        parameters: parameters.iter().map(|(key, value)| (key.clone(), to_parameter(value))).collect(),
         ..ModelInferResponse::default()
     };
     for choice in outputs {
@@ -163,7 +169,10 @@ fn to_parameter(value: &Value) -> InferParameter {
     let choice = match value {
         Value::Bool(flag) => Some(ParameterChoice::BoolParam(*flag)),
         Value::String(text) => Some(ParameterChoice::StringParam(text.clone())),
-        Value::Number(number) => number.as_i64().map(ParameterChoice::Int64Param),
+        Value::Number(number) => {
+            let whole = number.as_i64().map(ParameterChoice::Int64Param);
+            whole.or_else(|| number.as_f64().map(ParameterChoice::DoubleParam))
+        }
         Value::Null | Value::Array(_) | Value::Object(_) => None,
     };
     InferParameter { parameter_choice: choice }

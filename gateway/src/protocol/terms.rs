@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ensembles::{Request, Room};
+use ensembles::{Request, Room, selection::Choice};
 use frontend::{
     error::{InferError, invalid},
     excerpt,
@@ -28,6 +28,7 @@ pub struct Terms {
     slo: Span,
     priority: u8,
     application: Application,
+    allow_default: bool,
     outputs: Vec<OutputChoice>,
     /// Shared memory that its inputs are in.
     parts: Vec<Part>,
@@ -43,6 +44,7 @@ impl Terms {
     ) -> Result<Self, InferError> {
         let priority = model.priorities.of(priority(&parameters)?);
         let application = application(&parameters)?;
+        let allow_default = flag(&parameters, "allow_default")?;
         let slo = match objective(&parameters)? {
             Some(Span::ENDLESS) => Span::ENDLESS,
             asked => model.queue.objective(priority, asked, model.slo),
@@ -50,7 +52,7 @@ impl Terms {
         // When a client without an objective hangs up is no objective.
         let slo = if slo == Span::ENDLESS { slo } else { within.map_or(slo, |within| slo.min(within)) };
         let outputs = output_choices(model, &parameters, &outputs, regions)?;
-        Ok(Self { id, slo, priority, application, outputs, parts })
+        Ok(Self { id, slo, priority, application, allow_default, outputs, parts })
     }
 
     /// The request's latency objective; `ENDLESS` if it has none.
@@ -83,7 +85,7 @@ impl Terms {
     /// # Errors
     /// [`InferError::Invalid`], which names the field, what was found and what was expected.
     pub fn with(self, model: &Model, index: usize, inputs: Vec<(Place, Rope)>) -> Result<Prepared, InferError> {
-        let Self { id, slo, priority, application, outputs, parts } = self;
+        let Self { id, slo, priority, application, outputs, parts, .. } = self;
         let checked = CheckedRequest { priority, application, ..check_placed(model, index, inputs, slo)? };
         Ok(Prepared { id, checked, outputs, parts })
     }
@@ -95,18 +97,20 @@ impl Terms {
         model: (usize, Rc<Model>),
         (inputs, waited): (Vec<(Place, Rope)>, Span),
         (client, room): (Option<Client>, Box<dyn Room>),
+        choice: Option<Choice>,
     ) -> PreparedEnsemble {
-        let Self { id, slo, priority, application, outputs, parts } = self;
+        let Self { id, slo, priority, application, allow_default, outputs, parts } = self;
         let is_wanted = |at: usize| outputs.iter().any(|choice| choice.index == at);
         let wanted = (0..model.1.outputs.len()).map(is_wanted).collect();
-        let request = Request { model, inputs, wanted, slo, waited, priority, application, client, room };
+        let request =
+            Request { model, inputs, wanted, slo, waited, priority, application, client, room, choice, allow_default };
         PreparedEnsemble { id, request, outputs, parts }
     }
 
     /// The same of so many rows, before the data of its only input is there; `waited` as in [`CheckedRequest`].
     #[must_use]
     pub fn ahead(self, index: usize, rows: usize, waited: Span) -> Prepared {
-        let Self { id, slo, priority, application, outputs, parts } = self;
+        let Self { id, slo, priority, application, outputs, parts, .. } = self;
         let (inputs, client) = (Vec::new(), None);
         let checked = CheckedRequest { model: index, rows, inputs, slo, waited, priority, application, client };
         Prepared { id, checked, outputs, parts }
@@ -116,11 +120,19 @@ impl Terms {
 /// The request's own latency objective, or that it has none; `None`: it is the model's to say.
 fn objective(parameters: &Parameters) -> Result<Option<Span>, InferError> {
     let timeout = timeout(parameters)?;
-    match parameters.get("background") {
-        None | Some(Value::Bool(false)) => Ok(timeout),
-        Some(Value::Bool(true)) if timeout.is_none() => Ok(Some(Span::ENDLESS)),
-        Some(Value::Bool(true)) => Err(invalid("parameters.background", "true beside a timeout", "one of the two")),
-        Some(other) => Err(invalid("parameters.background", excerpt(&other.to_string()), "true or false")),
+    match flag(parameters, "background")? {
+        false => Ok(timeout),
+        true if timeout.is_none() => Ok(Some(Span::ENDLESS)),
+        true => Err(invalid("parameters.background", "true beside a timeout", "one of the two")),
+    }
+}
+
+/// One of the request's own that is true or false; false, if it is not there.
+fn flag(parameters: &Parameters, key: &str) -> Result<bool, InferError> {
+    match parameters.get(key) {
+        None => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(other) => Err(invalid(&format!("parameters.{key}"), excerpt(&other.to_string()), "true or false")),
     }
 }
 

@@ -256,16 +256,22 @@ fn a_reply_has_the_outputs_that_were_chosen_in_their_order_and_form() {
     let choice = |index, form| OutputChoice { index, form, classes: 0 };
     let (usual, binary) = (OutputForm::Usual, OutputForm::Binary);
     let model = two_by_two();
-    let encoded =
-        json::encode_reply(&model, Some("a\"b"), &[choice(1, usual.clone()), choice(0, usual.clone())], &reply())
-            .unwrap();
+    let encoded = json::encode_reply(
+        &model,
+        (Some("a\"b"), &Parameters::new()),
+        &[choice(1, usual.clone()), choice(0, usual.clone())],
+        &reply(),
+    )
+    .unwrap();
     let expected = r#"{"id":"a\"b","model_name":"two","model_version":"1","outputs":[
         {"name":"y","datatype":"INT64","shape":[2,1],"data":[-1,300]},
         {"name":"x","datatype":"UINT8","shape":[2,2],"data":[1,2,3,4]}]}"#;
     let value = |json: &[u8]| serde_json::from_slice::<Value>(json).unwrap();
     assert_eq!((value(&encoded.body), encoded.header_length), (value(expected.as_bytes()), None));
 
-    let encoded = json::encode_reply(&model, None, &[choice(1, binary), choice(0, usual)], &reply()).unwrap();
+    let encoded =
+        json::encode_reply(&model, (None, &Parameters::new()), &[choice(1, binary), choice(0, usual)], &reply())
+            .unwrap();
     let (header, binary) = encoded.body.split_at(encoded.header_length.unwrap());
     let expected = r#"{"model_name":"two","model_version":"1","outputs":[
         {"name":"y","datatype":"INT64","shape":[2,1],"parameters":{"binary_data_size":16}},
@@ -304,14 +310,16 @@ fn an_output_may_be_shown_as_its_best_classes() {
     let mut model = two_by_two();
     model.labels = vec![vec!["cold".into(), "hot".into()]];
     let choices = |form| [OutputChoice { index: 0, form, classes: 1 }];
-    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Usual), &reply()).unwrap();
+    let encoded =
+        json::encode_reply(&model, (None, &Parameters::new()), &choices(OutputForm::Usual), &reply()).unwrap();
     let value: Value = serde_json::from_slice(&encoded.body).unwrap();
     let expected = serde_json::json!(["2:1:hot", "4:1:hot"]);
     assert_eq!((&value["outputs"][0]["data"], &value["outputs"][0]["datatype"]), (&expected, &"BYTES".into()));
-    let encoded = json::encode_reply(&model, None, &choices(OutputForm::Binary), &reply()).unwrap();
+    let encoded =
+        json::encode_reply(&model, (None, &Parameters::new()), &choices(OutputForm::Binary), &reply()).unwrap();
     let binary = &encoded.body[encoded.header_length.unwrap()..];
     assert_eq!(binary, b"\x07\0\0\x002:1:hot\x07\0\0\x004:1:hot");
-    let response = messages::encode_reply(&model, None, &choices(OutputForm::Usual), &reply());
+    let response = messages::encode_reply(&model, (None, &Parameters::new()), &choices(OutputForm::Usual), &reply());
     assert_eq!((&response.outputs[0].datatype[..], &response.outputs[0].shape[..]), ("BYTES", &[2, 1][..]));
     assert_eq!(response.raw_output_contents[0], binary);
 }

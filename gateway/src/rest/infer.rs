@@ -102,8 +102,8 @@ impl Question for Body<'_> {
         Ok((request, charge))
     }
 
-    fn encode(Answer { model, id, outputs, reply, number }: &Answer) -> Result<Reply, Failure> {
-        let encoded = json::encode_reply(model, id.as_deref(), outputs, reply)?;
+    fn encode(Answer { model, id, outputs, reply, parameters, number }: &Answer) -> Result<Reply, Failure> {
+        let encoded = json::encode_reply(model, (id.as_deref(), parameters), outputs, reply)?;
         let is_binary = encoded.header_length.is_some();
         let content_type = if is_binary { "application/octet-stream" } else { "application/json" };
         let mut response = Response::new(Full::from(encoded.body));

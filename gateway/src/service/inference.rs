@@ -1,9 +1,9 @@
 //! A request for inference, from the moment its protocol has decoded it to its answer: resolved against its model, its
 //! elements read, submitted, awaited.
 
-use std::rc::Rc;
+use std::{future::ready, rc::Rc};
 
-use ensembles::{Ended, Room};
+use ensembles::{Combining, Ended, Job, Room, Selected};
 use frontend::{
     core::Core,
     desk::PendingReply,
@@ -23,10 +23,10 @@ use crate::{
     cache::Asking,
     image,
     metrics::Stage,
-    pool::AT_ONCE_BYTES_MAX,
+    pool::{AT_ONCE_BYTES_MAX, Pool},
     protocol::{
-        self, InferRequest, Inputs, OutputChoice, OutputForm, Pictures, Placed, Prepared, PreparedEnsemble, Resolved,
-        Terms, Wanted,
+        self, InferRequest, Inputs, OutputChoice, OutputForm, Parameters, Pictures, Placed, Prepared, PreparedEnsemble,
+        Resolved, Terms, Wanted,
     },
     recent::ReceivedAgo,
     regions::Part,
@@ -95,20 +95,32 @@ enum UnderWay {
 
 /// Memory for what goes between the steps of an ensemble. It holds the request's bytes as well, which steps take that
 /// come later.
-struct Between(Charge);
+struct Between(Charge, Pool);
 
 impl Room for Between {
     fn take(&self, bytes: usize) -> Result<(), InferError> {
         self.0.grow(bytes).map_err(no_room)
+    }
+
+    fn combine(&self, bytes: usize, job: Job) -> Combining<'_> {
+        if bytes <= AT_ONCE_BYTES_MAX {
+            return Box::pin(ready(Ok(job())));
+        }
+        let held = self.0.clone();
+        let job = move || {
+            let _held = held;
+            job()
+        };
+        Box::pin(self.1.run(&self.0, job))
     }
 }
 
 impl UnderWay {
     async fn wait(self) -> Ended {
         match self {
-            Self::Model(pending) => Ended { result: pending.wait().await, steps: Vec::new() },
+            Self::Model(pending) => Ended::of(pending.wait().await),
             Self::Ensemble(pending) => pending.wait().await,
-            Self::Ended(result) => Ended { result: *result, steps: Vec::new() },
+            Self::Ended(result) => Ended::of(*result),
         }
     }
 }
@@ -124,6 +136,8 @@ pub struct Answer {
     pub outputs: Vec<OutputChoice>,
     /// What the backend answered.
     pub reply: Reply,
+    /// What is said of how it was made.
+    pub parameters: Parameters,
     /// Its number among those that have ended here ([`crate::recent::Recent`]).
     pub number: u64,
 }
@@ -193,8 +207,10 @@ impl Service {
             waited += self.desk.now() - arrived;
         }
         let submitted = if model.ensemble().is_some() {
-            let (client, room) = (Some(charge.account().id().into()), Box::new(Between(charge.clone())));
-            let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room));
+            let (client, room) =
+                (Some(charge.account().id().into()), Box::new(Between(charge.clone(), self.pool.clone())));
+            let choice = self.selections.choose(&self.record, index, &model);
+            let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room), choice);
             self.submit_ensemble(prepared, arrival, trace)?
         } else {
             let mut prepared = terms.with(&model, index, inputs)?;
@@ -274,6 +290,22 @@ impl Service {
         }
     }
 
+    /// What is said of an answer that was made of several, and counted.
+    fn told_of(
+        &self,
+        client: Client,
+        model: &Rc<Model>,
+        result: &Result<Reply, InferError>,
+        selected: &Selected,
+    ) -> Parameters {
+        // One that was loaded anew meanwhile is another one.
+        let found = self.find(&model.name, Some(&model.version)).ok().filter(|(_, found)| Rc::ptr_eq(found, model));
+        let Some((index, _)) = found else { return Parameters::new() };
+        let (now, rows) = (self.desk.now(), result.as_ref().map_or(0, |reply| reply.rows));
+        let of = (rows, result.is_ok());
+        self.selections.handle_ended(&self.record, (now, client), (index, model), of, selected)
+    }
+
     /// The epoch that is obeyed, or was obeyed last.
     fn epoch(&self) -> Epoch {
         self.desk.with_core(|core| core.takeovers().epoch)
@@ -339,7 +371,7 @@ impl Submitted<'_> {
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
         let Self { service, client, under_way, admitted_in, ago, asking, ahead, model, id, outputs, _parts } = self;
-        let Ended { result, steps } = under_way.wait().await;
+        let Ended { result, steps, selected } = under_way.wait().await;
         match (asking, &result) {
             (Some(asking), Ok(reply)) => asking.answered(reply),
             // It is the turn of somebody who waits.
@@ -358,6 +390,7 @@ impl Submitted<'_> {
         let outcome = result.as_ref().map(|reply| (reply.timing, ago));
         let epochs = [admitted_in, service.epoch()];
         let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome, &steps);
+        let parameters = selected.map(|selected| service.told_of(client, &model, &result, &selected));
         let reply = result?;
         protocol::check_classes(&model, &outputs, &reply)?;
         for OutputChoice { index, form, classes: _ } in &outputs {
@@ -372,7 +405,8 @@ impl Submitted<'_> {
                 None => tracing::info!(model = model.name, id, timing = timing_text(&reply.timing), "trace"),
             }
         }
-        Ok(Answer { model, id, outputs, reply, number })
+        let parameters = parameters.unwrap_or_default();
+        Ok(Answer { model, id, outputs, reply, parameters, number })
     }
 }
 

@@ -53,7 +53,7 @@ impl ConfigFile<'_> {
     }
 
     /// The graph of the ensemble of these inputs and outputs.
-    pub(super) fn ensemble(&self, inputs: &[Tensor], outputs: &[Tensor]) -> Result<Ensemble, RepositoryError> {
+    pub(super) fn ensemble(&self, inputs: &[Tensor], own_outputs: &[Tensor]) -> Result<Ensemble, RepositoryError> {
         let scheduling = get(&self.message, KEY);
         let steps = get(scheduling.as_message().expect("the schema says message"), "step");
         let steps = steps.as_list().unwrap_or_default();
@@ -82,7 +82,7 @@ impl ConfigFile<'_> {
             };
             index(&tensor.name).filter(|_| is_made).ok_or_else(missing)
         };
-        let outputs = outputs.iter().map(made).collect::<Result<_, _>>()?;
+        let outputs: Vec<usize> = own_outputs.iter().map(made).collect::<Result<_, _>>()?;
         let steps = self.ordered(steps, inputs)?;
         let places = |map: BTreeMap<String, String>| -> Vec<(String, usize)> {
             map.into_iter().map(|(name, tensor)| (name, index(&tensor).expect("it was looked for"))).collect()
@@ -93,7 +93,9 @@ impl ConfigFile<'_> {
             inputs: places(inputs),
             outputs: places(outputs),
         });
-        Ok(Ensemble { steps: steps.collect(), outputs, tensors })
+        let steps: Vec<EnsembleStep> = steps.collect();
+        let selection = self.selection(&steps, inputs, (own_outputs, &outputs))?;
+        Ok(Ensemble { steps, outputs, tensors, selection })
     }
 
     fn step(&self, at: usize, step: &DynamicMessage) -> Result<Written, RepositoryError> {
@@ -124,17 +126,19 @@ impl ConfigFile<'_> {
         Ok(Written { at, model, version, inputs, outputs })
     }
 
-    /// The names of all tensors, each of which is made once.
+    /// The names of all tensors, each of which is made once, or by models of one task.
     fn tensors_of(&self, steps: &[Written], inputs: &[Tensor]) -> Result<Vec<String>, RepositoryError> {
         let mut tensors: Vec<String> = inputs.iter().map(|input| input.name.clone()).collect();
         for step in steps {
             for (output, to) in &step.outputs {
-                if tensors.contains(to) {
+                if tensors.contains(to) && !(self.selects() && inputs.iter().all(|input| input.name != *to)) {
                     let key = format!("{KEY}.step[{}].output_map['{output}']", step.at);
                     let found = format!("'{to}', which is an input of the ensemble, or made elsewhere already");
                     return Err(self.error(&key, found, "a tensor that nothing else makes"));
                 }
-                tensors.push(to.clone());
+                if !tensors.contains(to) {
+                    tensors.push(to.clone());
+                }
             }
         }
         Ok(tensors)

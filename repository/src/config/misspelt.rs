@@ -5,7 +5,7 @@ use prost_reflect::MapKey;
 use super::file::{ConfigFile, get};
 
 /// Those that mean something, of whatever model.
-const KNOWN: [&str; 27] = [
+const KNOWN: [&str; 32] = [
     "alone_ms",
     "alpha_ms",
     "batch_elements_max",
@@ -13,7 +13,10 @@ const KNOWN: [&str; 27] = [
     "beta_ms",
     "cost_fixed_ms",
     "cost_per_task",
+    "confidence",
+    "epsilon",
     "executor",
+    "exploration",
     "files_max",
     "image",
     "load_ms",
@@ -26,6 +29,8 @@ const KNOWN: [&str; 27] = [
     "precision",
     "processes_max",
     "program",
+    "reply_ms",
+    "selection",
     "python",
     "slo_ms",
     "start_timeout_ms",

@@ -30,6 +30,7 @@ fn ensemble(name: &str, steps: &[(usize, usize)], outputs: &[usize]) -> reposito
         steps: steps.iter().map(step).collect(),
         tensors: (0..5).map(|tensor| named(tensor).to_owned()).collect(),
         outputs: outputs.to_vec(),
+        selection: None,
     };
     repository::Model {
         executor: Executor::Ensemble(Arc::new(graph)),

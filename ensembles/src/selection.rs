@@ -1,0 +1,228 @@
+//! Which models of one task are asked, and how much each counts (Clipper, section 5): `init, select, observe` of a
+//! policy. [`combine`] is what becomes of their predictions. No IO, no clock.
+//!
+//! Weights are sums. Clipper keeps s_i, and s_i <- s_i exp(-eta L) with each feedback; here its logarithm is kept,
+//! which is -eta times a sum of losses, so that feedback may come in any order. Each loss is added to the block of
+//! requests that its own request is in, and a block goes once it is older than the window: what a model was long ago
+//! says little of what it is. Which blocks count depends on the requests, never on when their feedback came.
+//!
+//! What is drawn at random follows from a seed and the number of the request, so that a history can be replayed.
+
+use std::collections::VecDeque;
+
+use repository::{Policy, Selection};
+use thiserror::Error;
+
+pub mod combine;
+
+/// Blocks of a window.
+const BLOCKS: u64 = 8;
+
+/// What a policy has learned.
+#[derive(Debug, Clone)]
+pub struct Learner {
+    policy: Policy,
+    seed: u64,
+    members: usize,
+    /// Requests so far.
+    requests: u64,
+    /// The latest [`BLOCKS`] and the one that grows, as far as any loss fell into them; ascending.
+    blocks: VecDeque<Block>,
+}
+
+/// Losses of so many requests in a row.
+#[derive(Debug, Clone)]
+struct Block {
+    number: u64,
+    /// By member: the sum of its losses, and how many they are.
+    losses: Vec<(f64, u64)>,
+}
+
+/// Who is asked for a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// Counts from 0.
+    pub request: u64,
+    /// Those who are asked at once; or, if `one_by_one`, one after another until one is confident.
+    pub members: Vec<usize>,
+    /// Whether each is asked only once the one before it has not been confident.
+    pub one_by_one: bool,
+    /// How much each member's prediction counts, whether it is asked or not; they add up to 1.
+    pub weights: Vec<f64>,
+    /// How likely it was that the one is asked who is; 1 where all are.
+    pub probability: f64,
+}
+
+/// Why feedback does not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Unheard {
+    /// The policy does not learn.
+    #[error("its selection does not learn")]
+    NotLearning,
+    /// More requests have come since than the window has.
+    #[error("it is older than the window")]
+    Old,
+    /// A loss is not between 0 and 1, or its request has not been.
+    #[error("a loss that is not between 0 and 1, or of no request")]
+    NoLoss,
+}
+
+impl Learner {
+    /// Nothing is known yet (Clipper's `init`); so many models are there to select from.
+    #[must_use]
+    pub fn new(selection: &Selection, members: usize) -> Self {
+        Self::starting_at(selection, members, 0)
+    }
+
+    /// The same, whose next request has that number.
+    #[must_use]
+    pub fn starting_at(selection: &Selection, members: usize, requests: u64) -> Self {
+        let (policy, seed) = (selection.policy.clone(), selection.seed);
+        Self { policy, seed, members, requests, blocks: VecDeque::new() }
+    }
+
+    /// Whom the next request asks (Clipper's `select`).
+    pub fn select(&mut self) -> Choice {
+        let request = self.requests;
+        self.requests += 1;
+        self.forget();
+        let (all, weights) = ((0..self.members).collect(), self.weights());
+        let alone = |at: usize, probability: f64| {
+            let weights = (0..self.members).map(|member| f64::from(u8::from(member == at))).collect();
+            Choice { request, members: vec![at], one_by_one: false, weights, probability }
+        };
+        match &self.policy {
+            Policy::Static => alone(0, 1.0),
+            Policy::Majority | Policy::Weighted(_) | Policy::Exp4(_) => {
+                Choice { request, members: all, one_by_one: false, weights, probability: 1.0 }
+            }
+            Policy::Cascade => Choice { request, members: all, one_by_one: true, weights, probability: 1.0 },
+            Policy::Exp3(_) => {
+                let at = drawn(&weights, uniform(self.seed, request, 0));
+                alone(at, weights[at])
+            }
+            Policy::EpsilonGreedy(learning) => {
+                let any = (uniform(self.seed, request, 1) * self.members as f64) as usize;
+                let is_any = uniform(self.seed, request, 0) < learning.exploration;
+                // Of those that lost alike the first.
+                let best = (0..self.members).rev().max_by(|&one, &other| weights[one].total_cmp(&weights[other]));
+                alone(if is_any { any.min(self.members - 1) } else { best.unwrap_or_default() }, 1.0)
+            }
+        }
+    }
+
+    /// Those who were asked for a request lost so much, 0 to 1 (Clipper's `observe`); nothing is known of the others.
+    ///
+    /// # Errors
+    /// If that does not count.
+    pub fn observe(&mut self, request: u64, probability: f64, losses: &[Option<f64>]) -> Result<(), Unheard> {
+        let Some(learning) = self.policy.learning() else { return Err(Unheard::NotLearning) };
+        let is_loss = |loss: &f64| (0.0..=1.0).contains(loss);
+        let is_probability = probability > 0.0 && probability <= 1.0;
+        if losses.len() != self.members || !losses.iter().flatten().all(is_loss) || !is_probability {
+            return Err(Unheard::NoLoss);
+        }
+        if request >= self.requests {
+            return Err(Unheard::NoLoss);
+        }
+        let number = request / (learning.window / BLOCKS);
+        if number < self.oldest() {
+            return Err(Unheard::Old);
+        }
+        let at = self.blocks.partition_point(|block| block.number < number);
+        if self.blocks.get(at).is_none_or(|block| block.number != number) {
+            self.blocks.insert(at, Block { number, losses: vec![(0.0, 0); self.members] });
+        }
+        // Exp3: a model that is asked seldom loses as much as if it were asked always.
+        let scale = if matches!(self.policy, Policy::Exp3(_)) { 1.0 / probability } else { 1.0 };
+        for ((sum, count), loss) in self.blocks[at].losses.iter_mut().zip(losses) {
+            if let Some(loss) = loss {
+                *sum += loss * scale;
+                *count += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// How much each member counts, or how likely it is that it is asked; they add up to 1. Of epsilon-greedy one minus
+    /// what each has lost on average, in proportion.
+    #[must_use]
+    pub fn weights(&self) -> Vec<f64> {
+        let even = || vec![1.0; self.members];
+        let weights = match &self.policy {
+            Policy::Static => (0..self.members).map(|member| f64::from(u8::from(member == 0))).collect(),
+            Policy::Majority | Policy::Cascade => even(),
+            Policy::Weighted(weights) => weights.clone(),
+            Policy::Exp3(learning) | Policy::Exp4(learning) => {
+                let logs: Vec<f64> = self.losses().into_iter().map(|(sum, _)| -learning.eta * sum).collect();
+                let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                // Of logarithms that differ by hundreds the differences count.
+                let weights: Vec<f64> = logs.into_iter().map(|log| (log - most).exp()).collect();
+                let part = learning.exploration;
+                scaled(weights).into_iter().map(|weight| (1.0 - part) * weight + part / self.members as f64).collect()
+            }
+            Policy::EpsilonGreedy(_) => {
+                // Who has never been asked is tried first.
+                let kept = |(sum, count): (f64, u64)| if count == 0 { 1.0 } else { 1.0 - sum / count as f64 };
+                let kept: Vec<f64> = self.losses().into_iter().map(kept).collect();
+                if kept.iter().sum::<f64>() > 0.0 { kept } else { even() }
+            }
+        };
+        scaled(weights)
+    }
+
+    /// What each member has lost within the window, and in how many answers.
+    fn losses(&self) -> Vec<(f64, u64)> {
+        let mut losses = vec![(0.0, 0); self.members];
+        let oldest = self.oldest();
+        for block in self.blocks.iter().filter(|block| block.number >= oldest) {
+            for ((sum, count), (more, times)) in losses.iter_mut().zip(&block.losses) {
+                *sum += more;
+                *count += times;
+            }
+        }
+        losses
+    }
+
+    /// The number of the first block that counts.
+    fn oldest(&self) -> u64 {
+        let window = self.policy.learning().map_or(1, |learning| learning.window / BLOCKS);
+        (self.requests.saturating_sub(1) / window).saturating_sub(BLOCKS)
+    }
+
+    fn forget(&mut self) {
+        let oldest = self.oldest();
+        while self.blocks.front().is_some_and(|block| block.number < oldest) {
+            self.blocks.pop_front();
+        }
+    }
+}
+
+/// In proportion, so that they add up to 1.
+fn scaled(weights: Vec<f64>) -> Vec<f64> {
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|weight| weight / sum).collect()
+}
+
+/// Whom a number from 0 to 1 falls to, if each has its part of that.
+fn drawn(weights: &[f64], at: f64) -> usize {
+    let mut below = 0.0;
+    let falls = |weight: &f64| {
+        below += weight;
+        at < below
+    };
+    weights.iter().position(falls).unwrap_or(weights.len() - 1)
+}
+
+/// A number from 0 to below 1 that follows from these (`SplitMix64`: Steele, Lea and Flood 2014).
+fn uniform(seed: u64, request: u64, which: u64) -> f64 {
+    let step = request.wrapping_mul(2).wrapping_add(which).wrapping_add(1);
+    let mut word = seed.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^= word >> 31;
+    (word >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,424 @@
+//! Step 10 for ensembles of models of one task: what each has learned, and feedback, which joins with what its
+//! request's members predicted (Clipper, section 5). It lives in this frontend and ends with it. No IO, no clock.
+//!
+//! Each answer of an ensemble that learns has a ticket: a number of this frontend's life, in which it is used once.
+//! What feedback needs of the predictions is kept under it, `feedback_timeout_ms` at most and `feedback_bytes` in all;
+//! the oldest go first. Feedback counts once: a second one for the same ticket says the same, or contradicts it.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    mem,
+    rc::Rc,
+};
+
+use ensembles::{
+    Selected,
+    selection::{
+        Choice, Learner, Unheard,
+        combine::{OutputKind, Outputs},
+    },
+};
+use frontend::{InferError, error::invalid, excerpt};
+use proto::{Span, Timestamp};
+use repository::{Agreement, EnsembleStep, Model, Selection};
+use serde_json::{Value, json};
+
+use crate::{access::Client, metrics::FeedbackOutcome, protocol::Parameters, record::Record, settings::Settings};
+
+/// Feedback in one body.
+const ITEMS_MAX: usize = 1024;
+/// What a join takes besides what members predicted.
+const JOIN_BYTES: usize = 256;
+
+/// What all ensembles have learned, and what waits for feedback.
+pub struct Selections {
+    /// Tells tickets of other frontends, and of former lives, from ours.
+    life: u64,
+    bytes_max: usize,
+    timeout: Span,
+    state: RefCell<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By index in the model table; another one once the ensemble is loaded anew.
+    learners: BTreeMap<usize, (Rc<Model>, Learner)>,
+    /// By ticket, and so by age.
+    joins: BTreeMap<u64, Join>,
+    bytes: usize,
+    tickets: u64,
+}
+
+/// What feedback needs of a request.
+struct Join {
+    at: Timestamp,
+    client: Client,
+    ensemble: Rc<Model>,
+    /// As the learner numbers it.
+    request: u64,
+    probability: f64,
+    rows: usize,
+    /// By step; of each output the rows.
+    predictions: Vec<Option<Vec<Kept>>>,
+    bytes: usize,
+    /// A digest of the feedback that counted.
+    heard: Option<u64>,
+}
+
+/// What is kept of an output.
+enum Kept {
+    /// Of each row, where the agreement is `argmax`.
+    Classes(Box<[u32]>),
+    Rows(Box<[u8]>),
+}
+
+/// Feedback for one request, as a client says it.
+pub(crate) struct Told {
+    /// The ticket of its answer.
+    pub(crate) request: String,
+    /// What would have been right, by the name of an output; why that cannot be read otherwise.
+    pub(crate) outputs: Result<Vec<(String, Vec<f64>)>, InferError>,
+}
+
+/// What became of it.
+pub(crate) struct Heard {
+    /// The ticket.
+    pub(crate) request: String,
+    pub(crate) outcome: FeedbackOutcome,
+    /// Why it is malformed, if it is.
+    pub(crate) error: Option<String>,
+}
+
+/// Feedback for one request: what would have been right, by output.
+struct Item {
+    ticket: String,
+    outputs: Vec<(usize, Vec<f64>)>,
+}
+
+impl Selections {
+    /// Nothing yet, in a life that has this number; what waits for feedback may be so many bytes and so old.
+    #[must_use]
+    pub fn new(life: u64, bytes_max: usize, timeout: Span) -> Self {
+        Self { life, bytes_max, timeout, state: RefCell::default() }
+    }
+
+    /// Whom a request for an ensemble asks, if its steps are models of one task.
+    pub(crate) fn choose(&self, record: &Record, index: usize, face: &Rc<Model>) -> Option<Choice> {
+        let (steps, selection) = selection_of(face)?;
+        let mut state = self.state.borrow_mut();
+        let fresh = || (Rc::clone(face), Learner::new(selection, steps.len()));
+        let (of, learner) = state.learners.entry(index).or_insert_with(fresh);
+        if !Rc::ptr_eq(of, face) {
+            (*of, *learner) = fresh();
+        }
+        let choice = learner.select();
+        if choice.request == 0 {
+            record.handle_weights(index, &names(steps), &learner.weights());
+        }
+        Some(choice)
+    }
+
+    /// A request for models of one task has ended so: it is counted, and joins with the feedback that comes of it if it
+    /// was answered. What its reply is to say of it.
+    pub(crate) fn handle_ended(
+        &self,
+        record: &Record,
+        (now, client): (Timestamp, Client),
+        (index, face): (usize, &Rc<Model>),
+        (rows, is_answered): (usize, bool),
+        selected: &Selected,
+    ) -> Parameters {
+        let Some((steps, selection)) = selection_of(face) else { return Parameters::new() };
+        record.handle_selected(index, selected, is_answered);
+        let mut told = Parameters::new();
+        if !is_answered {
+            return told;
+        }
+        let names = names(steps);
+        let members: Vec<&str> = selected.counted.iter().map(|&member| names[member].as_str()).collect();
+        told.insert("confidence".to_owned(), json!(selected.confidence));
+        told.insert("members".to_owned(), json!(members.join(",")));
+        told.insert("default".to_owned(), json!(selected.is_default));
+        if selection.policy.learning().is_some()
+            && selected.predictions.iter().any(Option::is_some)
+            && let Some(ticket) = self.join((now, client), face, (selection, rows), selected)
+        {
+            told.insert("feedback".to_owned(), json!(format!("{:016x}-{ticket}", self.life)));
+        }
+        told
+    }
+
+    fn join(
+        &self,
+        (at, client): (Timestamp, Client),
+        face: &Rc<Model>,
+        (selection, rows): (&Selection, usize),
+        selected: &Selected,
+    ) -> Option<u64> {
+        let outputs = outputs_of(selection, face, rows);
+        let kept = |prediction: &Option<Vec<bytes::Bytes>>| {
+            let all = prediction.as_ref()?.iter().zip(&outputs.outputs);
+            Some(all.map(|(data, kind)| Kept::of(kind, data)).collect::<Vec<_>>())
+        };
+        let predictions: Vec<_> = selected.predictions.iter().map(kept).collect();
+        let bytes = JOIN_BYTES + predictions.iter().flatten().flatten().map(Kept::bytes).sum::<usize>();
+        if bytes > self.bytes_max {
+            return None;
+        }
+        let mut state = self.state.borrow_mut();
+        let ticket = state.tickets;
+        state.tickets += 1;
+        state.bytes += bytes;
+        let Choice { request, probability, .. } = selected.choice;
+        let (ensemble, heard) = (Rc::clone(face), None);
+        let join = Join { at, client, ensemble, request, probability, rows, predictions, bytes, heard };
+        state.joins.insert(ticket, join);
+        while let Some(oldest) = state.joins.first_entry()
+            && (oldest.get().at + self.timeout <= at || state.bytes > self.bytes_max)
+        {
+            state.drop_oldest();
+        }
+        Some(ticket)
+    }
+
+    /// Takes feedback from a client, each item of the body by itself.
+    ///
+    /// # Errors
+    /// If the body is no list of feedback, or the ensemble does not learn.
+    pub(crate) fn handle_feedback(
+        &self,
+        record: &Record,
+        (now, client): (Timestamp, Client),
+        (index, face): (usize, &Rc<Model>),
+        told: Vec<Told>,
+    ) -> Result<Vec<Heard>, InferError> {
+        let learns = selection_of(face).filter(|(_, selection)| selection.policy.learning().is_some());
+        let Some((steps, _)) = learns else {
+            let expected = "an ensemble with selection exp3, exp4 or epsilon_greedy";
+            return Err(invalid("model", format_args!("'{}', which does not learn", face.name), expected));
+        };
+        if told.len() > ITEMS_MAX {
+            return Err(invalid("feedback", told.len(), format_args!("a list of at most {ITEMS_MAX}")));
+        }
+        let mut heard = Vec::with_capacity(told.len());
+        for Told { request, outputs } in told {
+            let item = outputs.and_then(|outputs| Item::of(face, &request, &outputs));
+            let taken = item.and_then(|item| self.take((now, client), face, &item));
+            let (outcome, error) = taken
+                .map_or_else(|error| (FeedbackOutcome::Malformed, Some(error.to_string())), |outcome| (outcome, None));
+            record.handle_feedback(index, outcome);
+            heard.push(Heard { request: excerpt(&request), outcome, error });
+        }
+        let state = self.state.borrow();
+        if let Some((_, learner)) = state.learners.get(&index) {
+            record.handle_weights(index, &names(steps), &learner.weights());
+        }
+        Ok(heard)
+    }
+
+    /// What becomes of one item.
+    fn take(
+        &self,
+        (now, client): (Timestamp, Client),
+        face: &Rc<Model>,
+        item: &Item,
+    ) -> Result<FeedbackOutcome, InferError> {
+        let mut state = self.state.borrow_mut();
+        let State { learners, joins, tickets, .. } = &mut *state;
+        let ticket = item
+            .ticket
+            .split_once('-')
+            .and_then(|(life, number)| (life == format!("{:016x}", self.life)).then_some(number.parse::<u64>().ok()?));
+        let Some(ticket) = ticket.filter(|ticket| ticket < tickets) else { return Ok(FeedbackOutcome::Unknown) };
+        let Some(join) = joins.get_mut(&ticket).filter(|join| join.at + self.timeout > now) else {
+            return Ok(FeedbackOutcome::Late);
+        };
+        if join.client != client {
+            return Ok(FeedbackOutcome::Foreign);
+        }
+        // Of another ensemble, or one that was loaded anew since.
+        if !Rc::ptr_eq(&join.ensemble, face) {
+            return Ok(FeedbackOutcome::Unknown);
+        }
+        let losses = join.losses(item)?;
+        let digest = item.digest();
+        if let Some(heard) = join.heard {
+            let outcomes = [FeedbackOutcome::Contradictory, FeedbackOutcome::Repeated];
+            return Ok(outcomes[usize::from(heard == digest)]);
+        }
+        let learner = learners.values_mut().find(|(of, _)| Rc::ptr_eq(of, face)).map(|(_, learner)| learner);
+        let Some(learner) = learner else { return Ok(FeedbackOutcome::Unknown) };
+        match learner.observe(join.request, join.probability, &losses) {
+            Ok(()) => {
+                join.heard = Some(digest);
+                Ok(FeedbackOutcome::Counted)
+            }
+            Err(Unheard::Old) => Ok(FeedbackOutcome::Late),
+            Err(error @ (Unheard::NoLoss | Unheard::NotLearning)) => Err(InferError::Invalid(error.to_string())),
+        }
+    }
+}
+
+impl State {
+    fn drop_oldest(&mut self) {
+        if let Some((_, join)) = self.joins.pop_first() {
+            self.bytes -= join.bytes;
+        }
+    }
+}
+
+impl Kept {
+    fn of(kind: &OutputKind, data: &[u8]) -> Self {
+        match kind.agreement {
+            Agreement::Argmax => {
+                let rows = data.chunks(kind.row_bytes.max(1));
+                Self::Classes(rows.map(|row| kind.class(row) as u32).collect())
+            }
+            Agreement::Equal | Agreement::Within(_) => Self::Rows(data.into()),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        mem::size_of::<Self>()
+            + match self {
+                Self::Classes(classes) => mem::size_of_val(&classes[..]),
+                Self::Rows(rows) => rows.len(),
+            }
+    }
+}
+
+impl Join {
+    /// What part of the rows and outputs of an item each member predicted wrongly.
+    fn losses(&self, item: &Item) -> Result<Vec<Option<f64>>, InferError> {
+        let Some((_, selection)) = selection_of(&self.ensemble) else { return Ok(Vec::new()) };
+        let kinds = outputs_of(selection, &self.ensemble, self.rows);
+        for (output, data) in &item.outputs {
+            let tensor = &self.ensemble.outputs[*output];
+            let is_class = kinds.outputs[*output].agreement == Agreement::Argmax;
+            let expected = self.rows * if is_class { 1 } else { tensor.elements() };
+            if data.len() != expected {
+                let key = format!("outputs['{}'].data", tensor.name);
+                let of = if is_class { "classes, one a row" } else { "elements, those of all rows" };
+                return Err(invalid(&key, data.len(), format_args!("{expected} {of}")));
+            }
+        }
+        let loss = |prediction: &Vec<Kept>| {
+            let lost = |(output, data): &(usize, Vec<f64>)| {
+                wrong_rows(&kinds.outputs[*output], &prediction[*output], data, self.rows)
+            };
+            let wrong: usize = item.outputs.iter().map(lost).sum();
+            wrong as f64 / (self.rows * item.outputs.len()) as f64
+        };
+        Ok(self.predictions.iter().map(|prediction| prediction.as_ref().map(loss)).collect())
+    }
+}
+
+/// How many rows of a prediction are not what would have been right.
+fn wrong_rows(kind: &OutputKind, kept: &Kept, right: &[f64], rows: usize) -> usize {
+    match kept {
+        Kept::Classes(classes) => {
+            classes.iter().zip(right).filter(|(class, right)| f64::from(**class) != **right).count()
+        }
+        Kept::Rows(data) => {
+            let eps = if let Agreement::Within(eps) = kind.agreement { eps } else { 0.0 };
+            let elements = right.len() / rows.max(1);
+            let row_of = |row: usize| &data[row * kind.row_bytes..(row + 1) * kind.row_bytes];
+            let is_right = |row: usize| {
+                let right = &right[row * elements..(row + 1) * elements];
+                kind.numbers(row_of(row)).zip(right).all(|(number, right)| (number - right).abs() <= eps)
+            };
+            (0..rows).filter(|row| !is_right(*row)).count()
+        }
+    }
+}
+
+impl Told {
+    /// The list that a body of JSON brings.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn all_of(body: &Settings) -> Result<Vec<Self>, InferError> {
+        let items = body.get("feedback").and_then(Value::as_array);
+        let found = || body.get("feedback").map_or("none", |_| "something else");
+        items.map(|items| items.iter().map(Self::of).collect()).ok_or_else(|| invalid("feedback", found(), "a list"))
+    }
+
+    fn of(item: &Value) -> Self {
+        let request = item.get("request").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let outputs = item.get("outputs").and_then(Value::as_array).ok_or_else(|| {
+            let found = item.get("outputs").map_or_else(|| "none".to_owned(), |value| excerpt(&value.to_string()));
+            invalid("outputs", found, "a list of outputs, each with its name and data")
+        });
+        let output = |output: &Value| {
+            let name = output.get("name").and_then(Value::as_str).unwrap_or_default();
+            let number =
+                |value: &Value| value.as_f64().or_else(|| value.as_bool().map(|flag| f64::from(u8::from(flag))));
+            let data = output.get("data").and_then(Value::as_array);
+            let data = data.and_then(|data| data.iter().map(number).collect::<Option<Vec<_>>>());
+            let found = || output.get("data").map_or_else(|| "none".to_owned(), |value| excerpt(&value.to_string()));
+            let key = || format!("outputs['{}'].data", excerpt(name));
+            Ok((name.to_owned(), data.ok_or_else(|| invalid(&key(), found(), "a list of numbers"))?))
+        };
+        Self { request, outputs: outputs.and_then(|outputs| outputs.iter().map(output).collect()) }
+    }
+}
+
+impl Item {
+    /// What a client says of outputs that the ensemble has, each once.
+    fn of(face: &Model, ticket: &str, told: &[(String, Vec<f64>)]) -> Result<Self, InferError> {
+        if ticket.is_empty() {
+            return Err(invalid("request", "none", "what the answer's parameter 'feedback' says"));
+        }
+        if told.is_empty() {
+            return Err(invalid("outputs", "none", "a list of outputs, each with its name and data"));
+        }
+        let mut outputs: Vec<(usize, Vec<f64>)> = Vec::with_capacity(told.len());
+        for (name, data) in told {
+            let index = face.outputs.iter().position(|tensor| tensor.name == *name);
+            let index = index.filter(|index| outputs.iter().all(|(other, _)| other != index)).ok_or_else(|| {
+                let names: Vec<&str> = face.outputs.iter().map(|tensor| tensor.name.as_str()).collect();
+                let found = format!("'{}'", excerpt(name));
+                invalid("outputs[].name", found, format_args!("once each of: {}", names.join(", ")))
+            })?;
+            if let Some(number) = data.iter().find(|number| !number.is_finite()) {
+                return Err(invalid(&format!("outputs['{name}'].data"), number, "finite numbers"));
+            }
+            outputs.push((index, data.clone()));
+        }
+        outputs.sort_by_key(|(index, _)| *index);
+        Ok(Self { ticket: ticket.to_owned(), outputs })
+    }
+
+    /// What it says would have been right, as one number.
+    fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (output, data) in &self.outputs {
+            (output, data.len()).hash(&mut hasher);
+            data.iter().for_each(|number| number.to_bits().hash(&mut hasher));
+        }
+        hasher.finish()
+    }
+}
+
+fn selection_of(face: &Model) -> Option<(&[EnsembleStep], &Selection)> {
+    let ensemble = face.ensemble()?;
+    Some((&ensemble.steps, ensemble.selection.as_ref()?))
+}
+
+fn outputs_of(selection: &Selection, face: &Model, rows: usize) -> Outputs {
+    Outputs::of(selection, &face.outputs, rows, &vec![true; face.outputs.len()])
+}
+
+/// What steps are called: their model, and its version if that is named.
+pub(crate) fn names(steps: &[EnsembleStep]) -> Vec<String> {
+    let name = |step: &EnsembleStep| match &step.version {
+        Some(version) => format!("{}/{version}", step.model),
+        None => step.model.clone(),
+    };
+    steps.iter().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests;

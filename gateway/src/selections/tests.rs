@@ -1,0 +1,128 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use repository::{DataType, Ensemble, Executor, Learning, Policy, Tensor};
+
+use super::*;
+use crate::{config::MetricsConfig, testing};
+
+const ME: Client = Client::Certificate([1; 16]);
+
+/// An ensemble that learns, of three members whose rows are two numbers.
+fn face(agreement: Agreement) -> Rc<Model> {
+    let step = |name: &str| EnsembleStep { model: name.to_owned(), version: None, inputs: vec![], outputs: vec![] };
+    let selection = Selection {
+        policy: Policy::Exp4(Learning { eta: 0.1, exploration: 0.0, window: 80 }),
+        agreements: vec![agreement],
+        defaults: None,
+        confidence: 0.0,
+        reply: Span::ZERO,
+        seed: 0,
+    };
+    let graph = Ensemble {
+        steps: ["a", "b", "c"].map(step).into(),
+        tensors: vec!["y".to_owned()],
+        outputs: vec![0],
+        selection: Some(selection),
+    };
+    let outputs = vec![Tensor::new("y", DataType::Fp32, vec![2])];
+    Rc::new(Model { executor: Executor::Ensemble(Arc::new(graph)), ..testing::model("vote", vec![], outputs) })
+}
+
+fn floats(numbers: &[f32]) -> Option<Vec<Bytes>> {
+    Some(vec![numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>().into()])
+}
+
+struct Bench {
+    selections: Selections,
+    record: Record,
+    face: Rc<Model>,
+}
+
+impl Bench {
+    fn new(agreement: Agreement, bytes_max: usize) -> Self {
+        let selections = Selections::new(7, bytes_max, Span::from_millis(1000));
+        Self { selections, record: Record::new(MetricsConfig::default()), face: face(agreement) }
+    }
+
+    /// A request of two rows that was answered so; yields its ticket.
+    fn answered(&self, now: i64, predictions: Vec<Option<Vec<Bytes>>>) -> Option<String> {
+        let choice = self.selections.choose(&self.record, 0, &self.face).unwrap();
+        let (counted, confidence) = (vec![0], 1.0);
+        let selected = Selected { choice, predictions, counted, confidence, is_doubted: false, is_default: false };
+        let at = (Timestamp(now * 1_000_000), ME);
+        let told = self.selections.handle_ended(&self.record, at, (0, &self.face), (2, true), &selected);
+        Some(told.get("feedback")?.as_str().unwrap().to_owned())
+    }
+
+    fn feedback(&self, now: i64, ticket: &str, data: &[f64]) -> String {
+        let item = json!({ "request": ticket, "outputs": [{ "name": "y", "data": data }] });
+        let body = [("feedback".to_owned(), json!([item]))].into_iter().collect();
+        let (at, told) = ((Timestamp(now * 1_000_000), ME), Told::all_of(&body).unwrap());
+        let heard = self.selections.handle_feedback(&self.record, at, (0, &self.face), told).unwrap();
+        heard[0].outcome.told().to_owned()
+    }
+
+    fn weights(&self) -> Vec<f64> {
+        self.selections.state.borrow().learners[&0].1.weights()
+    }
+}
+
+fn predictions() -> Vec<Option<Vec<Bytes>>> {
+    vec![floats(&[0.9, 0.1, 0.2, 0.8]), floats(&[0.1, 0.9, 0.2, 0.8]), None]
+}
+
+/// Softmax of minus a tenth of these losses.
+fn expected(losses: [f64; 3]) -> Vec<f64> {
+    let weights = losses.map(|loss| f64::exp(-0.1 * loss));
+    weights.map(|weight| weight / weights.iter().sum::<f64>()).into()
+}
+
+fn are_near(one: &[f64], other: &[f64]) -> bool {
+    one.iter().zip(other).all(|(one, other)| (one - other).abs() < 1e-12)
+}
+
+#[test]
+fn a_loss_is_the_part_of_rows_that_were_wrong() {
+    let bench = Bench::new(Agreement::Argmax, 1 << 16);
+    let ticket = bench.answered(0, predictions()).unwrap();
+    assert_eq!(ticket, "0000000000000007-0");
+    assert_eq!(bench.feedback(1, &ticket, &[0.0, 1.0]), "counted");
+    assert!(are_near(&bench.weights(), &expected([0.0, 0.5, 0.0])), "nothing is known of who was late");
+    let bench = Bench::new(Agreement::Within(0.05), 1 << 16);
+    let ticket = bench.answered(0, predictions()).unwrap();
+    assert_eq!(bench.feedback(1, &ticket, &[0.0, 1.0]), "malformed", "two rows of two");
+    assert_eq!(bench.feedback(1, &ticket, &[0.1, 0.9, 0.7, 0.3]), "counted");
+    assert!(are_near(&bench.weights(), &expected([1.0, 0.5, 0.0])), "{:?}", bench.weights());
+}
+
+#[test]
+fn what_waits_for_feedback_is_bounded_in_bytes_and_time() {
+    let bench = Bench::new(Agreement::Within(0.1), 4096);
+    let tickets: Vec<String> = (0..100).map(|now| bench.answered(now, predictions()).unwrap()).collect();
+    let state = bench.selections.state.borrow();
+    assert!(state.bytes <= 4096 && state.joins.len() > 3, "{} bytes, {}", state.bytes, state.joins.len());
+    let sum: usize = state.joins.values().map(|join| join.bytes).sum();
+    assert_eq!(state.bytes, sum);
+    drop(state);
+    assert_eq!(bench.feedback(100, &tickets[0], &[0.0; 4]), "late", "it made room");
+    assert_eq!(bench.feedback(100, &tickets[99], &[0.0; 4]), "counted");
+    assert_eq!(bench.feedback(1100, &tickets[98], &[0.0; 4]), "late");
+    bench.answered(5000, predictions());
+    assert_eq!(bench.selections.state.borrow().joins.len(), 1, "all others were too old");
+    let off = Bench::new(Agreement::Argmax, 0);
+    assert_eq!(off.answered(0, predictions()), None, "nothing waits");
+}
+
+#[test]
+fn an_ensemble_that_is_loaded_anew_begins_anew() {
+    let mut bench = Bench::new(Agreement::Argmax, 1 << 16);
+    let ticket = bench.answered(0, predictions()).unwrap();
+    assert_eq!(bench.feedback(0, &ticket, &[1.0, 1.0]), "counted");
+    assert!(!are_near(&bench.weights(), &[1.0 / 3.0; 3]));
+    let before = bench.answered(0, predictions()).unwrap();
+    bench.face = face(Agreement::Argmax);
+    assert_eq!(bench.feedback(0, &before, &[1.0, 1.0]), "unknown");
+    bench.answered(0, predictions()).unwrap();
+    assert!(are_near(&bench.weights(), &[1.0 / 3.0; 3]));
+}
