@@ -409,36 +409,37 @@ impl Pending {
         let Terms { face, rows, .. } = &self.request;
         let outputs = result.map_err(|failure| match failure {
             Failure::Deadline => DropReason::Deadline.into(),
-            Failure::Step(step, cause) => match &self.members[step] {
-                Ok(member) => members::in_step(face, &member.model, cause),
-                Err(_) => cause,
-            },
+            Failure::Step(step, cause) => self.in_step(step, cause),
         })?;
         let (outputs, shapes) = members::answer(face, *rows, outputs)?;
-        let (timing, batches, was_late) = (self.timing(), Vec::new(), false);
-        Ok(Reply { outputs, shapes, rows: *rows, timing, batches, was_late })
+        Ok(self.reply(outputs, shapes))
     }
 
     /// Makes one answer of the predictions that are there.
     async fn conclude(&self) -> (Result<Reply, InferError>, Option<Selected>) {
         let Way::Selection(selecting) = &self.way else { unreachable!("a graph does not close") };
-        let Terms { face, rows, room, .. } = &self.request;
-        let concluded = selecting.conclude(face, &**room).await;
-        let concluded = concluded.map_err(|failed| match failed {
-            Some((step, cause)) => match &self.members[step] {
-                Ok(member) => members::in_step(face, &member.model, cause),
-                Err(cause) => cause.clone(),
-            },
-            None => DropReason::Deadline.into(),
-        });
-        match concluded {
+        let Terms { face, room, .. } = &self.request;
+        match selecting.conclude(face, &**room).await {
             Ok((outputs, selected)) => {
                 let shapes = face.outputs.iter().map(|output| output.shape.clone()).collect();
-                let (timing, batches, was_late) = (self.timing(), Vec::new(), false);
-                (Ok(Reply { outputs, shapes, rows: *rows, timing, batches, was_late }), Some(selected))
+                (Ok(self.reply(outputs, shapes)), Some(selected))
             }
-            Err(error) => (Err(error), Some(selecting.nobody())),
+            Err(Some((step, cause))) => (Err(self.in_step(step, cause)), Some(selecting.nobody())),
+            Err(None) => (Err(DropReason::Deadline.into()), Some(selecting.nobody())),
         }
+    }
+
+    /// Why a step has failed, which is said of it; or why it cannot be asked, which says that itself.
+    fn in_step(&self, step: usize, cause: InferError) -> InferError {
+        match &self.members[step] {
+            Ok(member) => members::in_step(&self.request.face, &member.model, cause),
+            Err(_) => cause,
+        }
+    }
+
+    fn reply(&self, outputs: Vec<Bytes>, shapes: Vec<Vec<usize>>) -> Reply {
+        let (timing, batches, was_late) = (self.timing(), Vec::new(), false);
+        Reply { outputs, shapes, rows: self.request.rows, timing, batches, was_late }
     }
 
     /// Where the time went, as far as one timing can tell of several steps: their stages' sums end with the answer, one
@@ -473,9 +474,7 @@ impl Pending {
         let batch_size = u16::try_from(self.request.rows).unwrap_or(u16::MAX);
         Timing { admitted_at, deadline, stamps, answered_at, batch_size, ..*last }
     }
-}
 
-impl Pending {
     /// The time of an answer for which nobody ran anything.
     fn timing_of_none(&self, now: Timestamp) -> Timing {
         let admitted_at = self.request.admitted;

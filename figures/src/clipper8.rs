@@ -37,20 +37,18 @@ const QUERIES: usize = 20_000;
 /// Queries of a point.
 const STEP: usize = 500;
 const SEEDS: u64 = 10;
-/// As `config.pbtxt` has it by default.
-const WINDOW: u64 = 800;
 /// More than there are queries.
 const FOR_EVER: u64 = 1 << 32;
 
-/// The policies and their names. Constants are the defaults of docs/configuration.md.
+/// The policies and their names, with the constants that they have by default.
 fn policies() -> [(&'static str, Policy); 5] {
-    let learning = |eta, exploration, window| Learning { eta, exploration, window };
+    let for_ever = |learning| Learning { window: FOR_EVER, ..learning };
     [
-        ("exp3", Policy::Exp3(learning(0.03, 0.1, WINDOW))),
-        ("exp4", Policy::Exp4(learning(0.1, 0.0, WINDOW))),
-        ("epsilon_greedy", Policy::EpsilonGreedy(learning(1.0, 0.05, WINDOW))),
-        ("exp3 for ever", Policy::Exp3(learning(0.03, 0.1, FOR_EVER))),
-        ("exp4 for ever", Policy::Exp4(learning(0.1, 0.0, FOR_EVER))),
+        ("exp3", Policy::Exp3(Learning::EXP3)),
+        ("exp4", Policy::Exp4(Learning::EXP4)),
+        ("epsilon_greedy", Policy::EpsilonGreedy(Learning::EPSILON_GREEDY)),
+        ("exp3 for ever", Policy::Exp3(for_ever(Learning::EXP3))),
+        ("exp4 for ever", Policy::Exp4(for_ever(Learning::EXP4))),
     ]
 }
 

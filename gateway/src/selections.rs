@@ -186,7 +186,7 @@ impl Selections {
     /// Takes feedback from a client, each item of the body by itself.
     ///
     /// # Errors
-    /// If the body is no list of feedback, or the ensemble does not learn.
+    /// If there is too much of it, or the ensemble does not learn.
     pub(crate) fn handle_feedback(
         &self,
         record: &Record,
@@ -205,7 +205,7 @@ impl Selections {
         let mut heard = Vec::with_capacity(told.len());
         for Told { request, outputs } in told {
             let item = outputs.and_then(|outputs| Item::of(face, &request, &outputs));
-            let taken = item.and_then(|item| self.take((now, client), face, &item));
+            let taken = item.and_then(|item| self.take((now, client), (index, face), &item));
             let (outcome, error) = taken
                 .map_or_else(|error| (FeedbackOutcome::Malformed, Some(error.to_string())), |outcome| (outcome, None));
             record.handle_feedback(index, outcome);
@@ -222,7 +222,7 @@ impl Selections {
     fn take(
         &self,
         (now, client): (Timestamp, Client),
-        face: &Rc<Model>,
+        (index, face): (usize, &Rc<Model>),
         item: &Item,
     ) -> Result<FeedbackOutcome, InferError> {
         let mut state = self.state.borrow_mut();
@@ -248,8 +248,8 @@ impl Selections {
             let outcomes = [FeedbackOutcome::Contradictory, FeedbackOutcome::Repeated];
             return Ok(outcomes[usize::from(heard == digest)]);
         }
-        let learner = learners.values_mut().find(|(of, _)| Rc::ptr_eq(of, face)).map(|(_, learner)| learner);
-        let Some(learner) = learner else { return Ok(FeedbackOutcome::Unknown) };
+        let learner = learners.get_mut(&index).filter(|(of, _)| Rc::ptr_eq(of, face));
+        let Some((_, learner)) = learner else { return Ok(FeedbackOutcome::Unknown) };
         match learner.observe(join.request, join.probability, &losses) {
             Ok(()) => {
                 join.heard = Some(digest);

@@ -51,6 +51,17 @@ pub struct Learning {
     pub window: u64,
 }
 
+/// Found by simulating Clipper's Figure 8 (`figures/src/clipper8.rs`): a window of 800 requests forgets within 500 what
+/// a model was before it degraded, and remembers enough to tell models apart.
+impl Learning {
+    /// Of Exp3, unless it is configured.
+    pub const EXP3: Self = Self { eta: 0.03, exploration: 0.1, window: 800 };
+    /// Of Exp4.
+    pub const EXP4: Self = Self { eta: 0.1, exploration: 0.0, window: 800 };
+    /// Of epsilon-greedy, whose weights are no exponentials.
+    pub const EPSILON_GREEDY: Self = Self { eta: 1.0, exploration: 0.05, window: 800 };
+}
+
 /// When two predictions of an output agree, for each row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Agreement {

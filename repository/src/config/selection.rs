@@ -32,9 +32,6 @@ const KEYS: [(&str, &[&str]); 9] = [
 const AGREEMENT: &str = "agreement:";
 const DEFAULT: &str = "default:";
 const POLICIES: &str = "\"static\", \"majority\", \"weighted\", \"exp3\", \"exp4\", \"epsilon_greedy\" or \"cascade\"";
-/// Found by simulating Clipper's Figure 8 (`figures/src/clipper8.rs`): a window of 800 requests forgets what
-/// a model was before it degraded within 500, and remembers enough to tell models apart.
-const WINDOW: u64 = 800;
 const WINDOW_MAX: u64 = 1 << 32;
 
 impl ConfigFile<'_> {
@@ -75,21 +72,21 @@ impl ConfigFile<'_> {
 
     fn policy_of(&self, name: &str, steps: &[EnsembleStep]) -> Result<Policy, RepositoryError> {
         let is_part = |number: f64| (0.0..=1.0).contains(&number);
-        let learning = |eta: f64, exploration: (&str, f64)| {
-            let eta = self.number("eta", eta, "above 0 and at most 10", |eta| eta > 0.0 && eta <= 10.0)?;
-            let exploration = self.number(exploration.0, exploration.1, "0 to 1", is_part)?;
+        let learning = |default: Learning, exploration: &str| {
+            let eta = self.number("eta", default.eta, "above 0 and at most 10", |eta| eta > 0.0 && eta <= 10.0)?;
+            let exploration = self.number(exploration, default.exploration, "0 to 1", is_part)?;
             let expected = format!("a whole number of requests, 8 to {WINDOW_MAX}");
             let is_window = |found: f64| found.fract() == 0.0 && (8.0..=WINDOW_MAX as f64).contains(&found);
-            let window = self.number("window", WINDOW as f64, &expected, is_window)? as u64;
+            let window = self.number("window", default.window as f64, &expected, is_window)? as u64;
             Ok(Learning { eta, exploration, window })
         };
         Ok(match name {
             "static" => Policy::Static,
             "majority" => Policy::Majority,
             "weighted" => Policy::Weighted(self.weights_of(steps.len())?),
-            "exp3" => Policy::Exp3(learning(0.03, ("exploration", 0.1))?),
-            "exp4" => Policy::Exp4(learning(0.1, ("exploration", 0.0))?),
-            "epsilon_greedy" => Policy::EpsilonGreedy(learning(1.0, ("epsilon", 0.05))?),
+            "exp3" => Policy::Exp3(learning(Learning::EXP3, "exploration")?),
+            "exp4" => Policy::Exp4(learning(Learning::EXP4, "exploration")?),
+            "epsilon_greedy" => Policy::EpsilonGreedy(learning(Learning::EPSILON_GREEDY, "epsilon")?),
             "cascade" => Policy::Cascade,
             other => return Err(self.error(SELECTION, format_args!("\"{other}\""), POLICIES)),
         })
