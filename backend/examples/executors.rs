@@ -39,6 +39,8 @@ const RATIO_MIN: f64 = 0.95;
 const WARM_UP: usize = 3;
 /// A run that is shorter than this is repeated until it is not.
 const LEAST: Duration = Duration::from_millis(50);
+/// A server that says nothing for so long is not waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Batch that is asked for through HTTP, too.
 const BATCH_OF_HTTP: usize = BATCHES[BATCHES.len() - 1];
 
@@ -167,6 +169,8 @@ fn through_http(alone: &mut Alone<'_>, server: &str) -> Result<Measured, Error> 
     request.extend(body);
     let mut connection = BufReader::new(TcpStream::connect(server)?);
     connection.get_ref().set_nodelay(true)?;
+    connection.get_ref().set_read_timeout(Some(PATIENCE))?;
+    connection.get_ref().set_write_timeout(Some(PATIENCE))?;
     pairs(alone, BATCH_OF_HTTP, || {
         connection.get_mut().write_all(&request)?;
         answer(&mut connection)
