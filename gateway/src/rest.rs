@@ -19,7 +19,7 @@ use hyper::{
 };
 use matchit::Router;
 use percent_encoding::percent_decode_str;
-use proto::{frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
+use proto::{Span, frontend_to_scheduler::ModelChange, scheduler_to_frontend::DropReason};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -291,8 +291,9 @@ async fn metrics(server: &Server, query: Option<&str>, coding: Option<Coding>) -
     let (body, coding) = match model {
         Some((_, name)) => (record.metrics_of(desk, &name)?.into(), None),
         None => {
+            let rest = async |span: Span| tokio::time::sleep(span.to_duration()).await;
             let read = || record.read_metrics(desk);
-            server.scrape.text(coding, &|| desk.now(), read).await.ok_or(Refusal::Draining)?
+            server.scrape.text(coding, &|| desk.now(), rest, read).await.ok_or(Refusal::Draining)?
         }
     };
     let mut reply = Response::new(Full::from(body));

@@ -17,6 +17,8 @@ pub struct Program {
     pub limits: ProgramLimits,
     /// Whether it may ask other models while it runs a batch, which it does off the turn of every GPU.
     pub calls: bool,
+    /// `parameters: samples`: whether batches that no client has sent may run, by which its latencies are measured.
+    pub samples: bool,
 }
 
 /// How a program is started.

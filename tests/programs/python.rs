@@ -100,6 +100,8 @@ fn adds_one(misbehave: &str) -> String {
     )
 }
 
+/// Has it answer how often it has run, in place of adding one.
+const COUNTS: &str = "self.runs = getattr(self, 'runs', -1) + 1; x = x * 0 + self.runs";
 const BYTES: usize = 16;
 
 fn adds_config(python: &str, parameters: &str) -> String {
@@ -321,7 +323,13 @@ fn models_of_scikit_learn_of_strings_and_of_triton_are_served_beside_onnx() {
     write_model(repository.path(), "add_sub", "", ADD_SUB);
     fs::create_dir_all(repository.path().join("twice/1")).unwrap();
     fs::copy("tests/programs/twice.onnx", repository.path().join("twice/1/model.onnx")).unwrap();
+    let unsampled = "parameters { key: \"samples\" value { string_value: \"false\" } }";
+    write_model(repository.path(), "counts", &adds_config(python, unsampled), &adds_one(COUNTS));
     let up = Up::start(repository.path(), python);
+    let x = json!([tensor("x", "UINT8", &[1, BYTES], json!(vec![0; BYTES]))]);
+    for runs in 0..3 {
+        assert_eq!(up.outputs("counts", &x)[0].1, json!(vec![runs + 1; BYTES]), "nobody but clients has it run");
+    }
     let ask_iris = || {
         let leaves = json!([5.1, 3.5, 1.4, 0.2, 6.3, 3.3, 6.0, 2.5]);
         let found = up.outputs("iris", &json!([tensor("leaves", "FP32", &[2, 4], leaves)]));

@@ -356,8 +356,8 @@ def only(*sources):
 
 
 def of_python(*names, change=lambda models: None):
-    """Models of Triton's tests of its Python backend, as they are. What an execution takes stands in a file: some count
-    how often they are executed, and measuring counts, too."""
+    """Models of Triton's tests of its Python backend, as they are. None is run but by the tests: some count how often
+    they are executed."""
     def models(r):
         added = {}
         for name in names:
@@ -368,11 +368,7 @@ def of_python(*names, change=lambda models: None):
             added[name] = Model(folder).sub("^name:.*$", "")
         change(added)
         for model in added.values():
-            rows = re.search(r"^max_batch_size: *(\d+)", model.config.read_text(), re.M)
-            batch = max(1, int(rows[1]) if rows else 0)
-            known = 'executor = "process"\nversion = "1"\nquantile = 0.99\nalpha_ms = 0.1\nbeta_ms = 1.0\n'
-            table = [1 + 0.1 * size for size in range(1, batch + 1)]
-            (model.folder / "profile.toml").write_text(f"{known}latency_ms = {table}\n")
+            model.append('parameters { key: "samples" value { string_value: "false" } }')
     return models
 
 

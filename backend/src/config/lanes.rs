@@ -114,7 +114,8 @@ mod tests {
             start: proto::Span::from_millis(1),
         };
         let launch = Launch::Program(vec!["none".into()]);
-        let program = Program { launch, folder: folder.clone(), instances, limits, calls: instances > 0 };
+        let program =
+            Program { launch, folder: folder.clone(), instances, limits, calls: instances > 0, samples: true };
         let executor = Executor::Process { program, profile: None };
         let model = Model { name: name.into(), executor, ..repository::load_model(&folder).unwrap() };
         Placed { model, gpu_indexes: vec![0, 1], weights: proto::Weights::default(), is_pinned: false }

@@ -75,11 +75,13 @@ pub(crate) fn load(
             if let Some(gpu) = gpu_of_trials(&model, &gpu_indexes, config.onnxruntime.provider) {
                 trials.go_to(gpu);
             }
-            if calls_others(&model) {
-                unknown_costs(&model)
-            } else {
+            if !calls_others(&model) {
                 warmup::run(&model, &folder, executor.as_ref(), trials)?;
+            }
+            if takes_samples(&model) {
                 costs(config, &model, executor.as_ref(), trials)
+            } else {
+                unsampled_costs(&model, executor.as_ref())
             }
         }
     };
@@ -148,6 +150,14 @@ fn costs(config: &Config, model: &Model, executor: &dyn Executor, trials: &mut T
     }
 }
 
+/// What batches of a model take that runs no samples: as was measured ahead of time, or what requests will take.
+fn unsampled_costs(model: &Model, executor: &dyn Executor) -> Costs {
+    match known_profile(model, executor) {
+        Some(profile) => Costs { profile, cost: None, basis: Basis::Sizes, source: "known" },
+        None => unknown_costs(model),
+    }
+}
+
 /// A model of which nothing is known takes what its requests take.
 fn unknown_costs(model: &Model) -> Costs {
     let cost = Some(BatchCost { fixed: UNKNOWN, per_task_ppm: BatchCost::PER_TASK_MAX });
@@ -155,9 +165,15 @@ fn unknown_costs(model: &Model) -> Costs {
     Costs { profile, cost, basis: Basis::Guess, source: "unknown" }
 }
 
-/// Whether it asks models that may not be loaded yet: no sample can be run of it, and it takes what they take.
+/// Whether it asks models that may not be loaded yet.
 fn calls_others(model: &Model) -> bool {
     matches!(&model.executor, repository::Executor::Process { program, .. } if program.calls)
+}
+
+/// Whether batches that no client has sent may run, and tell what the model takes by itself.
+fn takes_samples(model: &Model) -> bool {
+    !calls_others(model)
+        && !matches!(&model.executor, repository::Executor::Process { program, .. } if !program.samples)
 }
 
 /// Where it is remembered what batches of a model take; `None` of what is no file, or is said to take some time.

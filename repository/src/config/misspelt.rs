@@ -5,7 +5,7 @@ use prost_reflect::MapKey;
 use super::file::{ConfigFile, get};
 
 /// Those that mean something, of whatever model.
-const KNOWN: [&str; 32] = [
+const KNOWN: [&str; 33] = [
     "alone_ms",
     "alpha_ms",
     "batch_elements_max",
@@ -31,6 +31,7 @@ const KNOWN: [&str; 32] = [
     "program",
     "reply_ms",
     "python",
+    "samples",
     "selection",
     "slo_ms",
     "start_timeout_ms",

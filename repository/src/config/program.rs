@@ -36,8 +36,8 @@ const COUNT_MAX: u64 = 65_536;
 const INSTANCES_MAX: usize = 16;
 
 /// Parameters that say what is started, and what it may use of the host.
-const LAUNCHING: [&str; 8] =
-    ["program", "python", "memory_mb", "files_max", "processes_max", "network", "start_timeout_ms", "calls"];
+const LAUNCHING: [&str; 9] =
+    ["program", "python", "memory_mb", "files_max", "processes_max", "network", "start_timeout_ms", "calls", "samples"];
 /// So much of a model's file is looked at for calls; more is a file of data.
 const LOOKED_AT_BYTES: u64 = 1 << 20;
 
@@ -91,7 +91,8 @@ impl ConfigFile<'_> {
             None => matches!(&launch, Launch::Python { file, .. } if names_calls(file)),
         };
         let (folder, instances, limits) = (self.folder.to_owned(), self.instances(), self.program_limits()?);
-        Ok(Program { launch, folder, instances, limits, calls })
+        let samples = self.flag("samples")?.unwrap_or(true);
+        Ok(Program { launch, folder, instances, limits, calls, samples })
     }
 
     /// A parameter that says yes or no.
@@ -333,7 +334,9 @@ mod tests {
             let config = format!("backend: \"process\" {}", parameter("calls", said));
             assert_eq!(program(&config, &["3/model"]).calls, expected);
         }
-        assert!(!program("backend: \"python\"", &["3/model.py"]).calls);
+        let python = program("backend: \"python\"", &["3/model.py"]);
+        assert!(!python.calls && python.samples);
+        assert!(!program(&format!("backend: \"python\" {}", parameter("samples", "false")), &["3/model.py"]).samples);
     }
 
     #[test]
@@ -345,6 +348,7 @@ mod tests {
             ("processes_max", "many", "processes_max: found \"many\", expected 1 to 65536"),
             ("network", "yes", "network: found \"yes\", expected \"true\" or \"false\""),
             ("calls", "some", "calls: found \"some\", expected \"true\" or \"false\""),
+            ("samples", "0", "samples: found \"0\", expected \"true\" or \"false\""),
             ("start_timeout_ms", "-1", "start_timeout_ms: found \"-1\", expected milliseconds"),
             ("python", "", "python: found \"\", expected a Python interpreter"),
             ("EXECUTION_ENV_PATH", "env.tar.gz", "EXECUTION_ENV_PATH: found \"env.tar.gz\", expected none: name the"),

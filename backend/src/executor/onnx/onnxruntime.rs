@@ -7,6 +7,8 @@
 
 pub(in crate::executor) mod library;
 pub(in crate::executor) mod places;
+#[allow(unsafe_code)]
+mod strings;
 
 use std::{
     collections::BTreeMap,
@@ -303,7 +305,7 @@ fn value(tensor: &Tensor) -> Result<SessionInputValue<'_>, ExecutorError> {
         };
     }
     if let Elements::Strings(strings) = tensor.elements() {
-        return Ok(ort::value::Tensor::from_string_array((shape, strings)).map_err(failed)?.into());
+        return Ok(strings::tensor(shape, strings).map_err(failed)?.into());
     }
     match tensor.datatype {
         DataType::Bool => {

@@ -548,7 +548,7 @@ fn strings_come_back_as_they_went() {
         let encoded = |text: &&str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
         strings.iter().flat_map(encoded).collect::<Vec<u8>>()
     };
-    let (two, other, none) = (text(&["", "g\u{fc}n"]), text(&["a", "b"]), text(&[]));
+    let (two, other, none) = (text(&["", "g\u{fc}n"]), text(&["a\0", "\0\0b"]), text(&[]));
     let tasks = [&two, &other, &none].map(|data| {
         let strings = cell::strings(data).count();
         record(&echo.groups.inputs, &[(&[strings], data)])

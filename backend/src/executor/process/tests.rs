@@ -13,7 +13,7 @@ pub(super) fn model(inputs: Vec<Tensor>, outputs: Vec<Tensor>, max_batch: usize)
         start: Span::from_millis(10_000),
     };
     let launch = Launch::Program(vec!["none".into()]);
-    let program = Program { launch, folder: ".".into(), instances: 1, limits, calls: false };
+    let program = Program { launch, folder: ".".into(), instances: 1, limits, calls: false, samples: true };
     Model {
         name: "model".into(),
         version: "1".into(),
