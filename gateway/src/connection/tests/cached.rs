@@ -38,7 +38,8 @@ fn chain() -> repository::Model {
         outputs: vec![("y".to_owned(), to)],
     };
     let tensors = ["x", "y", "z"].map(str::to_owned).into();
-    let graph = Ensemble { steps: vec![step(0, 1), step(1, 2)], tensors, outputs: vec![1, 2], selection: None };
+    let graph =
+        Ensemble { steps: vec![step(0, 1), step(1, 2)], tensors, outputs: vec![1, 2], selection: None, nested: None };
     let face = model("chain", vec![tensor("x")], vec![tensor("y"), tensor("z")]);
     repository::Model { executor: Executor::Ensemble(Arc::new(graph)), labels: vec![Vec::new(); 2], ..face }
 }
