@@ -6,6 +6,8 @@
 mod calls;
 #[path = "common/http.rs"]
 mod http;
+#[path = "programs/metrics.rs"]
+mod metrics;
 #[path = "programs/python.rs"]
 mod python;
 #[path = "programs/vote.rs"]

@@ -26,10 +26,11 @@ use tokio::{
 };
 use tonic::{body::Body, codegen::Service as _};
 use tonic_health::pb::health_server::HealthServer;
-use transport::Clock;
+use transport::{Address, Clock};
 
 use crate::{
     health::Health,
+    others,
     pages::{Page, Pages},
 };
 
@@ -54,13 +55,15 @@ pub(crate) struct Site {
     /// On one thread, which never waits for it.
     pages: Mutex<Pages>,
     health: HealthServer<Health>,
+    /// Whose programs' metrics are told here, too.
+    also: Vec<String>,
 }
 
 impl Site {
-    pub(crate) fn new(clock: Clock, pages: Pages) -> Self {
+    pub(crate) fn new(clock: Clock, pages: Pages, also: &[Address]) -> Self {
         let health = Health { clock, vitals: pages.vitals().clone() };
         let health = HealthServer::new(health).max_decoding_message_size(HEAD_BYTES_MAX);
-        Self { clock, pages: Mutex::new(pages), health }
+        Self { clock, pages: Mutex::new(pages), health, also: also.iter().map(Address::to_string).collect() }
     }
 
     fn page(&self, target: &str) -> Result<Page, String> {
@@ -68,8 +71,8 @@ impl Site {
     }
 
     /// Over HTTP/1.
-    fn answer(&self, method: &Method, target: &str) -> Response<Body> {
-        let Page { status, content_type, fields, body } = match self.page(target) {
+    async fn answer(&self, method: &Method, target: &str) -> Response<Body> {
+        let Page { status, content_type, fields, mut body } = match self.page(target) {
             Ok(page) => page,
             Err(there) => return reply(StatusCode::NOT_FOUND, TEXT, there),
         };
@@ -77,6 +80,9 @@ impl Site {
             let mut refusal = reply(StatusCode::METHOD_NOT_ALLOWED, TEXT, String::new());
             refusal.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
             return refusal;
+        }
+        if target == "/metrics" && !self.also.is_empty() {
+            body.push_str(&others::metrics_of(&self.also).await);
         }
         let mut reply = reply(status, content_type, body);
         for &(field, value) in fields {
@@ -153,7 +159,7 @@ pub(crate) async fn serve(stream: TcpStream, site: Arc<Site>) {
         async move {
             if request.version() != Version::HTTP_2 {
                 let target = request.uri().path_and_query().map_or("", |target| target.as_str());
-                return Ok::<_, Infallible>(site.answer(request.method(), target));
+                return Ok::<_, Infallible>(site.answer(request.method(), target).await);
             }
             asked.count();
             Ok(site.answer_grpc(request).await)

@@ -13,6 +13,7 @@
 //! | `notices` | what a service manager is told: that it has started, that it lives, that it ends. No IO |
 //! | `service` | [`Service`]: tells it |
 //! | `pages` | [`Pages`]: what is answered |
+//! | `others` | what processes beside this one tell besides, and how it becomes one page |
 //! | `query` | [`Query`]: what is asked of a page of JSON |
 //! | `ui` | the page that browsers show, of the files in `ui/` |
 #![deny(unsafe_code)]
@@ -22,6 +23,7 @@ mod health;
 mod listener;
 mod network;
 mod notices;
+mod others;
 mod pages;
 mod process;
 mod query;
@@ -30,7 +32,8 @@ mod ui;
 mod vitals;
 
 pub use listener::{AdminError, Config, Listener};
-pub use pages::{Pages, about_process, label_value};
+pub use others::ALSO_MAX;
+pub use pages::{OWN_METRICS, Pages, about_process, label_value};
 pub use query::Query;
 pub use service::{SOCKET_VARIABLE, Service};
 pub use vitals::{Heart, SILENCE_MAX, Vitals};

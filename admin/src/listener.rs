@@ -21,7 +21,7 @@ use thiserror::Error;
 use tokio::{net::TcpStream, runtime::Runtime, sync::oneshot, task::AbortHandle, time::sleep};
 use transport::{Address, Clock, OpenError, share_of};
 
-use crate::{connection, pages::Pages};
+use crate::{connection, others::ALSO_MAX, pages::Pages};
 
 /// Connections at once.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
@@ -37,6 +37,15 @@ const SECOND: Span = Span::from_millis(1_000);
 pub struct Config {
     /// Where health and metrics are told. Whoever reaches it may ask.
     pub http: Address,
+    /// Other roles' `http`: what the programs of their models count is told here, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<Address>,
+}
+
+impl From<Address> for Config {
+    fn from(http: Address) -> Self {
+        Self { http, also: Vec::new() }
+    }
 }
 
 /// Why health and metrics cannot be told.
@@ -53,6 +62,9 @@ pub enum AdminError {
         /// What the system said.
         cause: io::Error,
     },
+    /// They are too many to ask.
+    #[error("admin.also: found {0} addresses, expected at most {ALSO_MAX}")]
+    Also(usize),
     /// There is no thread for it, or nothing that it can wait with.
     #[error("admin.http: no thread can be started for it: {0}")]
     Thread(io::Error),
@@ -73,25 +85,28 @@ impl Listener {
     /// # Errors
     /// One line that names the key, what was found and what was expected.
     pub fn start(config: Option<&Config>, clock: Clock, pages: Pages) -> Result<Option<Self>, AdminError> {
-        let Some(Config { http: address }) = config else { return Ok(None) };
+        let Some(Config { http: address, also }) = config else { return Ok(None) };
+        if also.len() > ALSO_MAX {
+            return Err(AdminError::Also(also.len()));
+        }
         let at = transport::own_address("admin.http", address).map_err(OpenError::from)?;
         let wrong = |cause| AdminError::Listen { address: address.clone(), cause };
         let listener = TcpListener::bind(at).map_err(wrong)?;
         listener.set_nonblocking(true).map_err(wrong)?;
-        let started = Self::serve(listener, clock, pages)?;
+        let started = Self::serve(listener, clock, pages, also)?;
         tracing::info!(%address, "health at /livez, /readyz and grpc.health.v1.Health; /metrics; for browsers /ui");
         Ok(Some(started))
     }
 
     /// Answers whoever comes to a listener that does not block.
-    fn serve(listener: TcpListener, clock: Clock, pages: Pages) -> Result<Self, AdminError> {
+    fn serve(listener: TcpListener, clock: Clock, pages: Pages, also: &[Address]) -> Result<Self, AdminError> {
         let (end, ends) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AdminError::Thread)?;
         let listener = {
             let _entered = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(AdminError::Thread)?
         };
-        let site = Arc::new(connection::Site::new(clock, pages));
+        let site = Arc::new(connection::Site::new(clock, pages, also));
         let server = Server { listener, clock, site, open: VecDeque::new(), accepts: Accepts::default() };
         let thread = std::thread::Builder::new().name("admin".to_owned());
         let thread = thread.spawn(move || server.run(&runtime, ends)).map_err(AdminError::Thread)?;
@@ -227,7 +242,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let vitals = Vitals::default();
         let pages = Pages::new("backend", "rack7", vitals.clone(), |_| "more 1\n".to_owned());
-        (Listener::serve(listener, Clock::start(), pages).unwrap(), address, vitals)
+        (Listener::serve(listener, Clock::start(), pages, &[]).unwrap(), address, vitals)
     }
 
     fn ask(stream: &mut TcpStream, text: &str) -> String {
@@ -423,7 +438,7 @@ mod tests {
     fn an_address_that_is_taken_is_named_with_its_key() {
         let (_listener, address, vitals) = start();
         let pages = Pages::new("backend", "a", vitals, |_| String::new());
-        let config = Config { http: address.into() };
+        let config = Config::from(Address::from(address));
         let error = Listener::start(Some(&config), Clock::start(), pages).err().unwrap().to_string();
         assert!(error.starts_with(&format!("admin.http: found {address}, expected ")), "{error}");
     }
@@ -435,7 +450,7 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let pages = Pages::new("backend", "a", Vitals::default(), |_| "x".repeat(16 << 20));
-        let _listener = Listener::serve(listener, Clock::start(), pages).unwrap();
+        let _listener = Listener::serve(listener, Clock::start(), pages, &[]).unwrap();
         let deaf: Vec<TcpStream> = (0..CONNECTIONS_MAX)
             .map(|_| {
                 let mut stream = TcpStream::connect(address).unwrap();

@@ -132,6 +132,9 @@ impl Pages {
     }
 }
 
+/// How the names of metrics begin that roles have; what programs of models count has other names.
+pub const OWN_METRICS: [&str; 3] = ["downbeat_", "nv_", "process_"];
+
 /// A text as Prometheus's format wants it in the value of a label.
 #[must_use]
 pub fn label_value(text: &str) -> String {

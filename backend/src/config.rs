@@ -122,6 +122,10 @@ pub struct Config {
     /// Where health and metrics are told, those of its GPUs among them, if anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admin: Option<admin::Config>,
+    /// Lines of metrics that models' programs may have of their own, in all: families, metrics and buckets. With 0 they
+    /// are taken and not kept.
+    #[serde(default = "default_program_metrics")]
+    pub program_metrics: usize,
     /// How long a backend that is asked to end finishes its plans.
     #[serde(default = "default_drain_timeout_ms")]
     pub drain_timeout_ms: u64,
@@ -160,6 +164,12 @@ pub fn default_disk_gbps() -> f64 {
 
 fn default_drain_timeout_ms() -> u64 {
     DRAIN_TIMEOUT_MS
+}
+
+/// Room for [`Config::program_metrics`] unless it says otherwise: a page of some hundred kilobytes at most.
+#[must_use]
+pub fn default_program_metrics() -> usize {
+    1_000
 }
 
 /// Connections at once, unless the configuration says otherwise.

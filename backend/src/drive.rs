@@ -45,7 +45,7 @@ use crate::{
     config::{self, Config, GpuName, Lanes, OnnxRuntime, Placed, is_on_gpus},
     error::{BackendError, ExecutorError},
     executor::{
-        self, Loaded, OnGpus, Programs,
+        self, Loaded, Metrics, OnGpus, Programs,
         gpus::{Devices, OpenDriver, real_driver},
     },
     staging::ModelShape,
@@ -124,7 +124,10 @@ fn serve(
     let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
     let vitals = Vitals::default();
     let name = config.network.member_name();
-    let pages = Pages::new("backend", name, vitals.clone(), move |now| readings.lock().text(now));
+    let metrics = Metrics::new(config.program_metrics);
+    let programs = programs.counting(metrics.clone());
+    let told = move |now| readings.lock().text(now) + &metrics.text();
+    let pages = Pages::new("backend", name, vitals.clone(), told);
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
     let _service = Service::start(clock, &vitals)?;
     vitals.set_loading("models are loaded");

@@ -33,7 +33,7 @@ pub use onnx::{
     rows,
 };
 pub use panics::panic_is_caught;
-pub use process::{Process, Programs};
+pub use process::{Metrics, Process, Programs};
 
 /// Loads what runs `model` on these of a backend's GPUs, which are but threads of ours, or are left to ONNX Runtime;
 /// for those that we use ourselves there is [`OnGpus::load`].

@@ -14,5 +14,6 @@ pub mod health;
 pub mod limits;
 pub mod links;
 pub mod memory;
+pub mod program_metrics;
 pub mod staging;
 pub mod worker;

@@ -44,6 +44,7 @@ async fn answer(desk: Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
         application: Application::NONE,
         client: None,
         room: Box::new(()),
+        known: None,
         choice: None,
         allow_default: false,
     };

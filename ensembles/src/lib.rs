@@ -4,11 +4,12 @@
 //!
 //! [`run`] is the way of one request as a state machine without IO, over any kind of tensor. [`pending`] drives it with
 //! the models of a frontend's desk: [`submit`] begins, [`Pending::wait`] waits for the end, dropping it cancels all
-//! that is under way. Programs that link the frontend start it by
+//! that is under way. A step whose answer is known ([`Known`]) asks nobody. Programs that link the frontend start it by
 //! [`client::start`]; the crate `gateway` serves HTTP and gRPC with it.
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod known;
 mod members;
 pub mod pending;
 pub mod run;
@@ -16,4 +17,5 @@ mod selecting;
 pub mod selection;
 pub mod vote;
 
+pub use known::{Asking, Known, Question, Turn, Turning};
 pub use pending::{Combining, Ended, Job, Pending, Request, Room, Selected, Step, submit};

@@ -61,13 +61,12 @@ impl Member {
         })
     }
 
-    /// What it is asked with these inputs, of those that `names` names, inside this objective.
-    pub(crate) fn checked(
+    /// What it is asked with these inputs, of those that `names` names.
+    pub(crate) fn placed(
         &self,
         names: &[(String, usize)],
         inputs: Vec<Option<Tensor>>,
-        slo: Span,
-    ) -> Result<CheckedRequest, InferError> {
+    ) -> Result<Vec<(Place, Rope)>, InferError> {
         let mut places = Places::of(&self.model);
         let given = names.iter().zip(inputs).filter_map(|((name, _), tensor)| Some((name, tensor?)));
         let place = |(name, Tensor { datatype, shape, data }): (&String, Tensor)| {
@@ -75,6 +74,11 @@ impl Member {
         };
         let placed: Vec<(Place, Rope)> = given.map(place).collect::<Result<_, InferError>>()?;
         places.check_complete()?;
+        Ok(placed)
+    }
+
+    /// The same inside this objective.
+    pub(crate) fn checked(&self, placed: Vec<(Place, Rope)>, slo: Span) -> Result<CheckedRequest, InferError> {
         check_placed(&self.model, self.index, placed, slo)
     }
 

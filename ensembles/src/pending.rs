@@ -29,6 +29,7 @@ use proto::{
 use repository::{Executor, Model};
 
 use crate::{
+    known::{Asking, Known, Question, Turn, Turning},
     members::{self, Member, Tensor},
     run::{Action, Failure, Run},
     selecting::Selecting,
@@ -59,6 +60,8 @@ pub struct Request {
     pub client: Option<Client>,
     /// Who has room for what goes between its steps.
     pub room: Box<dyn Room>,
+    /// Who knows answers of members, if anybody does.
+    pub known: Option<Box<dyn Known>>,
     /// Whom it asks of models of one task; without one, whom it would be at the start.
     pub choice: Option<Choice>,
     /// Whether it takes a default where there is no prediction of such models, or one in doubt.
@@ -152,11 +155,25 @@ pub struct Pending {
     /// What each step asks of the request, but for its own part.
     request: Terms,
     /// By step.
-    under_way: Vec<(usize, PendingReply)>,
+    under_way: Vec<(usize, UnderWay)>,
     /// By step, with its place in `steps`.
     asked: Vec<Option<usize>>,
     steps: Vec<Step>,
     finished: Option<Finished>,
+}
+
+/// What a step waits for.
+enum UnderWay {
+    /// Whether its answer is known, or when it is its turn to ask for it; then it asks with these inputs.
+    Turning(Turning, Vec<(Place, Rope)>),
+    /// Its member's answer, which others may wait for, too.
+    Asked(PendingReply, Option<Box<dyn Asking>>),
+}
+
+/// What a step need not wait for any more.
+enum Heard {
+    Turn(Result<Turn, InferError>, Vec<(Place, Rope)>),
+    Reply(Result<Reply, InferError>, Option<Box<dyn Asking>>),
 }
 
 /// How it goes on.
@@ -198,6 +215,7 @@ struct Terms {
     application: Application,
     client: Option<Client>,
     room: Box<dyn Room>,
+    known: Option<Box<dyn Known>>,
 }
 
 /// Step 1: begins a request; the steps that take nothing but its inputs are submitted.
@@ -214,9 +232,8 @@ pub fn submit(desk: &Rc<Desk>, request: Request) -> Result<Pending, InferError> 
 
 impl Pending {
     fn begin(desk: &Rc<Desk>, request: Request) -> Result<Self, InferError> {
-        let Request { model: (index, face), inputs, wanted, slo, waited, priority, application, client, room, .. } =
-            request;
-        let (choice, allow_default) = (request.choice, request.allow_default);
+        let Request { model: (index, face), inputs, wanted, slo, waited, choice, allow_default, .. } = request;
+        let Request { priority, application, client, room, known, .. } = request;
         let Executor::Ensemble(graph) = &face.executor else {
             return Err(InferError::Invalid(format!("model: found '{}', expected an ensemble", face.name)));
         };
@@ -266,7 +283,7 @@ impl Pending {
         }
         let asked = vec![None; members.len()];
         let request =
-            Terms { rows, arrived, admitted, slo, priority, application, client, room, face: Rc::clone(&face) };
+            Terms { rows, arrived, admitted, slo, priority, application, client, room, known, face: Rc::clone(&face) };
         Ok(Self {
             desk: Rc::clone(desk),
             counted: Some(desk.count(index)),
@@ -310,8 +327,8 @@ impl Pending {
                 None => return false,
             },
         };
-        match self.ask(step, inputs, until) {
-            Ok(reply) => self.under_way.push((step, reply)),
+        match self.begin_step(step, inputs, until) {
+            Ok(under_way) => self.under_way.push((step, under_way)),
             Err(error) => self.on_ended(step, Err(error)),
         }
         true
@@ -322,14 +339,41 @@ impl Pending {
         true
     }
 
-    /// Submits a step.
-    fn ask(&mut self, step: usize, inputs: Vec<Option<Tensor>>, until: Timestamp) -> Result<PendingReply, InferError> {
+    /// Begins a step: it is asked, or waits for whoever asks the same.
+    fn begin_step(
+        &mut self,
+        step: usize,
+        inputs: Vec<Option<Tensor>>,
+        until: Timestamp,
+    ) -> Result<UnderWay, InferError> {
         let member = self.members[step].as_ref().map_err(InferError::clone)?;
-        let (now, request) = (self.desk.now(), &self.request);
-        let waited = now - request.arrived;
+        let request = &self.request;
+        let waited = self.desk.now() - request.arrived;
         let until = if until == Timestamp::NEVER { Span::ENDLESS } else { until - request.arrived };
         self.asked[step] = Some(self.steps.len());
         self.steps.push(Step { model: Rc::clone(&member.model), asked: waited, until, ended: None });
+        let placed = member.placed(&step_of(&request.face, step).inputs, inputs)?;
+        let is_kept = member.model.configuration.caches_responses();
+        if let Some(known) = request.known.as_ref().filter(|_| is_kept) {
+            let within = if until == Span::ENDLESS { until } else { until - waited };
+            let (model, inputs) = ((member.index, Rc::clone(&member.model)), placed.clone());
+            let question = Question { model, inputs, application: request.application, within };
+            return Ok(UnderWay::Turning(known.turn(question), placed));
+        }
+        self.ask(step, placed, None)
+    }
+
+    /// Asks a step's member.
+    fn ask(
+        &self,
+        step: usize,
+        placed: Vec<(Place, Rope)>,
+        asking: Option<Box<dyn Asking>>,
+    ) -> Result<UnderWay, InferError> {
+        let member = self.members[step].as_ref().map_err(InferError::clone)?;
+        let (now, request) = (self.desk.now(), &self.request);
+        let waited = now - request.arrived;
+        let until = self.asked[step].map_or(Span::ENDLESS, |at| self.steps[at].until);
         let (is_it, least) = self.desk.with_core(|core| {
             let served = core.models().get(member.index);
             let least = served.offer.map_or(Span::ZERO, |offer| offer.least_latency);
@@ -346,10 +390,28 @@ impl Pending {
         }
         let slo = if share == Span::ENDLESS { share } else { waited + share };
         let Terms { application, client, .. } = *request;
-        let names = &step_of(&request.face, step).inputs;
-        let checked = member.checked(names, inputs, slo)?;
+        let checked = member.checked(placed, slo)?;
         let waited = if slo == Span::ENDLESS { Span::ZERO } else { waited };
-        self.desk.submit(&CheckedRequest { waited, priority, application, client, ..checked })
+        let reply = self.desk.submit(&CheckedRequest { waited, priority, application, client, ..checked })?;
+        Ok(UnderWay::Asked(reply, asking))
+    }
+
+    /// What a step has waited for is here.
+    fn on_heard(&mut self, step: usize, heard: Heard) {
+        match heard {
+            Heard::Reply(result, asking) => {
+                if let (Ok(reply), Some(asking)) = (&result, asking) {
+                    asking.answered(reply);
+                }
+                self.on_ended(step, result);
+            }
+            Heard::Turn(Ok(Turn::Answered(reply)), _) => self.on_ended(step, Ok(reply)),
+            Heard::Turn(Ok(Turn::Ask(asking)), placed) => match self.ask(step, placed, asking) {
+                Ok(under_way) => self.under_way.push((step, under_way)),
+                Err(error) => self.on_ended(step, Err(error)),
+            },
+            Heard::Turn(Err(error), _) => self.on_ended(step, Err(error)),
+        }
     }
 
     /// A step has ended, or could not be submitted.
@@ -390,7 +452,7 @@ impl Pending {
                 () = sleep(due) => None,
             };
             match ended {
-                Some((step, result)) => self.on_ended(step, result),
+                Some((step, heard)) => self.on_heard(step, heard),
                 None => self.way.handle_timeout(self.desk.now()),
             }
             self.act();
@@ -447,8 +509,9 @@ impl Pending {
     fn timing(&self) -> Timing {
         let ran = || self.steps.iter().filter_map(|step| step.ended.as_ref()?.as_ref().ok());
         let now = self.desk.now();
-        // A default is made by nobody.
-        let Some(last) = ran().max_by_key(|timing| timing.answered_at) else { return self.timing_of_none(now) };
+        // A default is made by nobody. What was known already has been on no GPU, where others have.
+        let last = ran().max_by_key(|timing| (!timing.is_of_cache(), timing.answered_at));
+        let Some(last) = last else { return self.timing_of_none(now) };
         let sum = |of: fn(&Timing) -> i64| ran().map(|timing| of(timing).max(0)).sum::<i64>();
         let answered_at = last.answered_at;
         let took = self.desk.now() - self.request.admitted;
@@ -502,22 +565,25 @@ fn step_of(face: &Model, step: usize) -> &repository::EnsembleStep {
     &face.ensemble().expect("only ensembles have runs").steps[step]
 }
 
-/// The first of these that has ended, which goes.
-fn poll_any(
-    under_way: &mut Vec<(usize, PendingReply)>,
-    context: &mut Context<'_>,
-) -> Poll<(usize, Result<Reply, InferError>)> {
-    let ended = under_way.iter_mut().enumerate().find_map(|(at, (step, reply))| match reply.poll_ended(context) {
-        Poll::Ready(result) => Some((at, *step, result)),
-        Poll::Pending => None,
-    });
-    match ended {
-        Some((at, step, result)) => {
+/// The first of these that has not to wait any more, which goes.
+fn poll_any(under_way: &mut Vec<(usize, UnderWay)>, context: &mut Context<'_>) -> Poll<(usize, Heard)> {
+    for at in 0..under_way.len() {
+        let (step, waits) = &mut under_way[at];
+        let step = *step;
+        let heard = match waits {
+            UnderWay::Turning(turning, placed) => {
+                turning.as_mut().poll(context).map(|turn| Heard::Turn(turn, std::mem::take(placed)))
+            }
+            UnderWay::Asked(reply, asking) => {
+                reply.poll_ended(context).map(|result| Heard::Reply(result, asking.take()))
+            }
+        };
+        if let Poll::Ready(heard) = heard {
             under_way.swap_remove(at);
-            Poll::Ready((step, result))
+            return Poll::Ready((step, heard));
         }
-        None => Poll::Pending,
     }
+    Poll::Pending
 }
 
 /// Without a time for ever.

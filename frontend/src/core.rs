@@ -25,7 +25,7 @@ use proto::{
     },
     slot::GUARD_BYTES,
 };
-use repository::Refused;
+use repository::{Ensemble, Refused};
 use transport::{ConnectionId, Event, Notes};
 
 pub use self::schedulers::Takeovers;
@@ -320,8 +320,8 @@ impl Core {
             return None;
         }
         let mut loads = vec![served.load];
-        for step in served.model.ensemble().into_iter().flat_map(|ensemble| &ensemble.steps) {
-            let (_, member) = self.models.member(&step.model, step.version.as_deref())?;
+        for (name, version) in served.model.ensemble().into_iter().flat_map(Ensemble::asked) {
+            let (_, member) = self.models.member(name, version)?;
             loads.extend(is_settled(member).then_some([member.load])?);
         }
         Some(loads)

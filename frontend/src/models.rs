@@ -109,7 +109,8 @@ impl ModelTable {
                 let text = "as the name was when this frontend started: restart it, or take another name";
                 return Err(format!("'{}': found {found}, expected {expected}, {text}", model.name));
             }
-            self.check_members(model)?;
+            let find = |name: &str, version: Option<&str>| self.member(name, version).map(|(_, served)| &*served.model);
+            model.joined(find).map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -121,7 +122,20 @@ impl ModelTable {
     pub fn check_members(&self, model: &Model) -> Result<(), String> {
         let Some(ensemble) = model.ensemble() else { return Ok(()) };
         let find = |name: &str, version: Option<&str>| self.member(name, version).map(|(_, served)| &*served.model);
-        ensemble.check(model, find).map_err(|error| error.to_string())
+        let Some(nested) = &ensemble.nested else {
+            return ensemble.check(model, find).map_err(|error| error.to_string());
+        };
+        for (name, version) in &nested.inner {
+            let found = self.member(name, version.as_deref());
+            if found.is_some_and(|(_, found)| matches!(found.state, ModelState::Unloading | ModelState::Unloaded)) {
+                return Err(format!("ensemble '{}': '{name}', which it asks, is unloaded", model.name));
+            }
+        }
+        match model.joined(find) {
+            Ok(Some(joined)) if *joined == *ensemble => Ok(()),
+            Ok(_) => Err(format!("ensemble '{}': one that it asks has been loaded anew", model.name)),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// A model that a step of an ensemble asks, and its index.
@@ -140,7 +154,7 @@ impl ModelTable {
     }
 
     /// Takes in a model as it was read: all versions that are to be served, instead of what was known under its name.
-    /// Yields their indexes.
+    /// Yields their indexes, and those of ensembles that have other steps by this.
     pub fn handle_model(&mut self, versions: Vec<Model>) -> Vec<usize> {
         if let Some(Model { name, .. }) = versions.first() {
             for index in self.by_name.get(name).into_iter().flat_map(BTreeMap::values) {
@@ -151,11 +165,39 @@ impl ModelTable {
             }
             self.refused.retain(|(refused, _), _| refused != name);
         }
-        versions.into_iter().map(|model| self.handle_version(model)).collect()
+        let name = versions.first().map(|model| model.name.clone());
+        let mut read: Vec<usize> = versions.into_iter().map(|model| self.handle_version(model)).collect();
+        read.extend(name.into_iter().flat_map(|name| self.join_those_that_ask(&name)));
+        read
+    }
+
+    /// Graphs that have the steps of this ensemble in them are of those that it has now. Yields their indexes. One that
+    /// does not fit any more stays as it is, and cannot be asked.
+    fn join_those_that_ask(&mut self, name: &str) -> Vec<usize> {
+        let find = |name: &str, version: Option<&str>| self.member(name, version).map(|(_, served)| &*served.model);
+        let asks = |model: &Model| {
+            let nested = model.ensemble().and_then(|ensemble| ensemble.nested.as_ref());
+            nested.is_some_and(|nested| nested.inner.iter().any(|(inner, _)| inner == name))
+        };
+        let joined = self.models.iter().enumerate().filter(|(_, served)| asks(&served.model));
+        let joined = joined.filter_map(|(index, ServedModel { model, .. })| {
+            let mut again = Model::clone(model);
+            again.join(find).ok()?;
+            (again.ensemble() != model.ensemble()).then_some((index, again))
+        });
+        let joined: Vec<(usize, Model)> = joined.collect();
+        let indexes = joined.iter().map(|(index, _)| *index).collect();
+        for (index, model) in joined {
+            let served = &mut self.models[index];
+            (served.model, served.load) = (Rc::new(model), next(&mut self.loads));
+        }
+        indexes
     }
 
     fn handle_version(&mut self, mut model: Model) -> usize {
         let find = |name: &str, version: Option<&str>| self.member(name, version).map(|(_, served)| &*served.model);
+        // One that is read before those that it asks has their steps already, or is refused before.
+        let _ = model.join(find);
         model.inherit_labels(find);
         let (name, version) = (model.name.clone(), number(&model.version));
         let (offer, state) = (self.spoken.offer(&name, &model.version), self.spoken.state(&name));
@@ -404,7 +446,8 @@ mod tests {
             let (inputs, outputs) = (map("x", 0), map("y", 1));
             let step = repository::EnsembleStep { model: of.to_owned(), version: None, inputs, outputs };
             let tensors = ["x", "y"].map(str::to_owned).into();
-            let graph = repository::Ensemble { steps: vec![step], tensors, outputs: vec![1], selection: None };
+            let graph =
+                repository::Ensemble { steps: vec![step], tensors, outputs: vec![1], selection: None, nested: None };
             Model { executor: repository::Executor::Ensemble(std::sync::Arc::new(graph)), ..member(name) }
         };
         let table = ModelTable::new(vec![member("m"), ensemble("e", "m")]);
@@ -414,7 +457,7 @@ mod tests {
                 ensemble("f", "none"),
                 "ensemble 'f': ensemble_scheduling.step[0].model_name: found 'none', expected a model",
             ),
-            (ensemble("f", "e"), "found 'e', an ensemble, expected a model that is none"),
+            (ensemble("e", "e"), "found 'e', an ensemble: a cycle: e asks it, expected one that can be asked"),
             (
                 ensemble("m", "m"),
                 "'m': found an ensemble, expected a model, as the name was when this frontend started",
@@ -429,6 +472,52 @@ mod tests {
         table.handle_model(vec![testing::model("m", vec![tensor("other")], vec![tensor("y")])]);
         let error = table.check_members(&ensemble("e", "m")).unwrap_err();
         assert!(error.contains("input_map: found none, expected one for input 'other' of model 'm'"), "{error}");
+    }
+
+    /// `outer` asks `e`, which asks `m` and then also `n`.
+    #[test]
+    fn an_ensemble_that_asks_another_has_the_steps_that_this_has_now() {
+        let tensor = |name: &str| testing::tensor(name, repository::DataType::Uint8, &[4]);
+        let member = |name: &str| testing::model(name, vec![tensor("x")], vec![tensor("y")]);
+        let chain = |name: &str, of: &[&str]| {
+            let step = |(at, model): (usize, &&str)| repository::EnsembleStep {
+                model: (*model).to_owned(),
+                version: None,
+                inputs: vec![("x".to_owned(), at)],
+                outputs: vec![("y".to_owned(), at + 1)],
+            };
+            let tensors = (0..=of.len()).map(|at| if at == of.len() { "y".into() } else { ["x", "t"][at].into() });
+            let graph = repository::Ensemble {
+                steps: of.iter().enumerate().map(step).collect(),
+                tensors: tensors.collect(),
+                outputs: vec![of.len()],
+                selection: None,
+                nested: None,
+            };
+            Model { executor: repository::Executor::Ensemble(std::sync::Arc::new(graph)), ..member(name) }
+        };
+        let mut table =
+            ModelTable::new(vec![member("m"), member("n"), chain("e", &["m"]), chain("outer", &["e", "n"])]);
+        let steps = |table: &ModelTable| {
+            let outer = Rc::clone(&table.get(3).model);
+            assert_eq!(table.check_members(&outer), Ok(()));
+            outer.ensemble().unwrap().steps.iter().map(|step| step.model.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(steps(&table), ["m", "n"]);
+        let (before, load) = (Rc::clone(&table.get(3).model), table.get(3).load);
+        assert_eq!(table.handle_model(vec![chain("e", &["m", "n"])]), [2, 3], "both are others now");
+        assert_eq!(steps(&table), ["m", "n", "n"]);
+        assert!(table.get(3).load > load && !Rc::ptr_eq(&before, &table.get(3).model));
+        let error = table.check_members(&before).unwrap_err();
+        assert_eq!(error, "ensemble 'outer': one that it asks has been loaded anew");
+        // It cannot ask what cannot be asked, and what is unloaded.
+        table.handle_state("e", (ModelState::Unloaded, 1), None);
+        let error = table.check_members(&table.get(3).model).unwrap_err();
+        assert_eq!(error, "ensemble 'outer': 'e', which it asks, is unloaded");
+        table.handle_state("e", (ModelState::Serving, 2), None);
+        assert_eq!(table.handle_model(vec![chain("e", &["outer"])]), [2]);
+        let error = table.check_members(&table.get(3).model).unwrap_err();
+        assert!(error.contains("a cycle: outer, which asks e asks it"), "{error}");
     }
 
     #[test]

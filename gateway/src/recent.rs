@@ -121,6 +121,9 @@ impl Recent {
     }
 }
 
+/// Of what no client has sent.
+const AT_ONCE: ReceivedAgo = ReceivedAgo { began: Span::ZERO, ended: Span::ZERO };
+
 impl Step {
     fn of(ensembles::Step { model, asked, until, ended }: &ensembles::Step) -> Self {
         let outcome = ended.as_ref().map(|ended| ended.as_ref().copied().map_err(shortened));
@@ -134,7 +137,8 @@ impl Step {
         let mut explained = json!({ "model": self.model, "microseconds_since_arrival": asked });
         let fields = explained.as_object_mut().expect("it is one");
         match &self.outcome {
-            Some(Ok(timing)) => fields.extend(explain(timing, ReceivedAgo { began: Span::ZERO, ended: Span::ZERO })),
+            Some(Ok(timing)) if timing.is_of_cache() => fields.extend(explain_kept(timing, AT_ONCE)),
+            Some(Ok(timing)) => fields.extend(explain(timing, AT_ONCE)),
             Some(Err(error)) => fields.extend([("outcome".to_owned(), json!(error))]),
             None => fields.extend([("outcome".to_owned(), json!("cancelled, as nobody waited for it any more"))]),
         }

@@ -11,7 +11,7 @@ use std::{
 use frontend::{core::Core, desk::Desk, error::InferError, excerpt, models::ServedModel};
 use hyper::HeaderMap;
 use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
-use repository::{Configuration, EnsembleStep, Model, Tensor};
+use repository::{Configuration, Ensemble, Model, Tensor};
 
 use crate::{
     access::Client,
@@ -294,14 +294,13 @@ impl Service {
         self.desk.with_core(|core| {
             let models = core.models();
             let face = models.find(model, None).map(|index| &models.get(index).model);
-            let steps = face.ok().and_then(|face| face.ensemble()).into_iter().flat_map(|ensemble| &ensemble.steps);
-            let is_loaded = |step: &EnsembleStep| {
-                let member = models.member(&step.model, step.version.as_deref());
-                member.is_some_and(|(_, member)| core.is_model_ready(member))
+            let asked = face.ok().and_then(|face| face.ensemble()).into_iter().flat_map(Ensemble::asked);
+            let is_loaded = |(name, version): &(&str, Option<&str>)| {
+                models.member(name, *version).is_some_and(|(_, member)| core.is_model_ready(member))
             };
-            let to_change = steps.filter(|step| is_loaded(step) != (to == ModelChange::Load));
-            let names: BTreeSet<&String> = to_change.map(|step| &step.model).collect();
-            names.into_iter().cloned().collect()
+            let to_change = asked.filter(|asked| is_loaded(asked) != (to == ModelChange::Load));
+            let names: BTreeSet<&str> = to_change.map(|(name, _)| name).collect();
+            names.into_iter().map(str::to_owned).collect()
         })
     }
 

@@ -8,10 +8,13 @@
 //! While it runs a batch a program may call other models, several at once. The tensors of a call, and of its answer,
 //! follow their line as bytes: nobody knows beforehand how large they are.
 //!
+//! Metrics of a program's own come as what changes, not as what they are: several processes of a model add to the same
+//! ones, and what a process has counted is not lost with it.
+//!
 //! Nothing that a program says is believed: a line has a bound, places are checked against the area that the program
 //! may write, and the bytes behind a call are counted before they are read.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -36,10 +39,12 @@ pub enum ToProgram {
     Batch(Batch),
     /// What became of a call. It may be one of a batch that has been answered.
     Called(Called),
+    /// What became of changes to metrics whose outcome the program wants to know.
+    Metrics(MetricsTold),
 }
 
 /// What a program says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromProgram {
     /// The model is loaded, and batches may come.
@@ -67,6 +72,100 @@ pub enum FromProgram {
     },
     /// Another model is to be asked.
     Call(Call),
+    /// Metrics of its own change. It may say so before it is ready, too.
+    Metrics(MetricsSaid),
+}
+
+/// Changes to a program's own metrics, one after another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MetricsSaid {
+    /// Comes back with what became of the last change. Without it nothing comes back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
+    /// Those after one that is refused are not made.
+    pub changes: Vec<MetricChange>,
+}
+
+/// A change to a program's own metrics.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MetricChange {
+    /// There is to be a family; nothing if there is.
+    Family {
+        /// As Prometheus names metrics.
+        name: String,
+        /// Its help.
+        #[serde(default)]
+        description: String,
+        /// That of all its metrics.
+        kind: MetricKind,
+    },
+    /// There is to be a metric; nothing if there is.
+    Metric {
+        /// The name of its family.
+        family: String,
+        /// What tells it from the others of its family.
+        #[serde(default)]
+        labels: BTreeMap<String, String>,
+        /// The upper bounds of a histogram's buckets, ascending, without that which holds all.
+        #[serde(default)]
+        buckets: Vec<f64>,
+    },
+    /// A counter or a gauge is to be larger by so much; a gauge may be less.
+    Increment(MetricValue),
+    /// A gauge is to be so much.
+    Set(MetricValue),
+    /// A histogram is to count this.
+    Observe(MetricValue),
+}
+
+/// A metric, and a value for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MetricValue {
+    /// The name of its family.
+    pub family: String,
+    /// What tells it from the others of its family.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// In the unit that the family's name tells.
+    pub value: f64,
+}
+
+/// What a metric counts, by Prometheus's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MetricKind {
+    /// What only grows.
+    Counter,
+    /// What grows and shrinks.
+    Gauge,
+    /// How often values were how large.
+    Histogram,
+}
+
+/// What became of changes to metrics.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MetricsTold {
+    /// The program's.
+    pub id: u64,
+    /// What the metric of the last change is now; nothing of families, of histograms, and where metrics are not kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Why a change was not made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+impl MetricKind {
+    /// Prometheus's word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
 }
 
 /// What another model is to be asked. Its tensors' bytes follow the line, one tensor after another.
@@ -361,6 +460,21 @@ mod tests {
         let called = line(&ToProgram::Called(Called { id: 3, outputs: vec![carried], failed: None }));
         let expected = br#"{"called":{"id":3,"outputs":[{"name":"x","datatype":"FP32","shape":[1],"bytes":4}]}}"#;
         assert_eq!(called, [&expected[..], b"\n"].concat());
+        let metrics = br#"{"metrics": {"id": 4, "changes": [
+            {"family": {"name": "rows_total", "description": "Rows", "kind": "counter"}},
+            {"metric": {"family": "rows_total", "labels": {"model": "m"}}},
+            {"increment": {"family": "rows_total", "labels": {"model": "m"}, "value": 8}}]}}"#;
+        let (family, description) = ("rows_total".to_owned(), "Rows".to_owned());
+        let labels = BTreeMap::from([("model".to_owned(), "m".to_owned())]);
+        let changes = vec![
+            MetricChange::Family { name: family.clone(), description, kind: MetricKind::Counter },
+            MetricChange::Metric { family: family.clone(), labels: labels.clone(), buckets: vec![] },
+            MetricChange::Increment(MetricValue { family, labels, value: 8.0 }),
+        ];
+        let expected = FromProgram::Metrics(MetricsSaid { id: Some(4), changes });
+        assert_eq!(FromProgram::parse(metrics), Ok(expected));
+        let told = ToProgram::Metrics(MetricsTold { id: 4, value: Some(8.0), failed: None });
+        assert_eq!(line(&told), b"{\"metrics\":{\"id\":4,\"value\":8.0}}\n");
         let group = Group { tasks: 2, inputs: vec![Some(placed), None] };
         let batch = ToProgram::Batch(Batch { id: 7, groups: vec![group] });
         let expected = r#"{"batch":{"id":7,"groups":[{"tasks":2,"inputs":[{"datatype":"FP32","shape":[2,1],"#

@@ -1,8 +1,13 @@
 //! Ensembles: graphs of models whose tensors go from one to the next (Triton's `ensemble_scheduling`).
 //!
+//! A step may ask another ensemble. Its steps take its place when the repository is read (`nested.rs`), so that whoever
+//! runs a graph finds models alone in it.
+//!
 //! Their entry is a [`Model`](crate::Model) that no backend runs. What its own configuration can say wrong is found
 //! when that is read (`config/ensemble.rs`); whether it fits its members, [`Ensemble::check`] says, whenever these may
 //! be others (`members.rs`).
+
+use std::sync::Arc;
 
 use crate::selection::Selection;
 
@@ -21,6 +26,17 @@ pub struct Ensemble {
     /// How one answer is made of its steps', if they are models of one task: each takes inputs of the ensemble alone,
     /// and makes all of its outputs. `None` if the steps are a graph.
     pub selection: Option<Selection>,
+    /// What it was before the steps of the ensembles that it asks took their places; `None` if it asks none.
+    pub nested: Option<Arc<Nested>>,
+}
+
+/// A graph some of whose steps ask ensembles.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Nested {
+    /// As its own configuration says it.
+    pub written: Ensemble,
+    /// The ensembles that it asks, and those that these ask, by name and version: one for each time.
+    pub inner: Vec<(String, Option<String>)>,
 }
 
 /// A model that an ensemble asks.
@@ -37,6 +53,19 @@ pub struct EnsembleStep {
 }
 
 impl Ensemble {
+    /// As its own configuration says it.
+    #[must_use]
+    pub fn written(&self) -> &Self {
+        self.nested.as_ref().map_or(self, |nested| &nested.written)
+    }
+
+    /// All that it asks, by name and version: models, and the ensembles whose steps are among its own.
+    pub fn asked(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        let steps = self.steps.iter().map(|step| (&step.model, &step.version));
+        let inner = self.nested.iter().flat_map(|nested| &nested.inner).map(|(name, version)| (name, version));
+        steps.chain(inner).map(|(name, version)| (name.as_str(), version.as_deref()))
+    }
+
     /// The step that makes a tensor, and the output of its model that it is; none of what requests bring.
     #[must_use]
     pub fn maker(&self, tensor: usize) -> Option<(usize, &str)> {

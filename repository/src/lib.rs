@@ -15,6 +15,7 @@ mod load;
 mod members;
 mod model;
 mod names;
+mod nested;
 pub mod onnx;
 pub mod profile;
 mod program;
@@ -28,7 +29,7 @@ pub use config::{
     Configuration, Question, QueuePolicies, QueuePolicy, QueueTimeout, Warmup, WarmupData, WarmupInput,
     ask_programs_with, interpreter,
 };
-pub use ensemble::{Ensemble, EnsembleStep, STEPS_MAX};
+pub use ensemble::{Ensemble, EnsembleStep, Nested, STEPS_MAX};
 pub use error::{Refused, RepositoryError};
 pub use folders::folder_of;
 pub use image::{Color, ImagePipeline, Layout};

@@ -49,7 +49,8 @@ impl Repository {
 }
 
 impl Repository {
-    /// Refuses the ensembles that do not fit their members.
+    /// Refuses the ensembles that do not fit their members, and puts the steps of those that others ask in their
+    /// places.
     fn check_ensembles(&mut self) {
         let Self { models, ensembles, refused } = self;
         let mut by_name: BTreeMap<&str, Vec<&Model>> = BTreeMap::new();
@@ -66,10 +67,9 @@ impl Repository {
         };
         let mut kept = Vec::new();
         for face in ensembles.iter() {
-            let ensemble = face.ensemble().expect("it is one");
-            match ensemble.check(face, find) {
+            let mut face = face.clone();
+            match face.join(find) {
                 Ok(()) => {
-                    let mut face = face.clone();
                     face.inherit_labels(find);
                     kept.push(face);
                 }

@@ -39,7 +39,8 @@ impl Kind {
 }
 
 impl Ensemble {
-    /// Whether the ensemble whose entry is `face` fits its members, which `find` finds by name and version.
+    /// Whether the ensemble whose entry is `face` fits its members, which `find` finds by name and version: models, as
+    /// those of ensembles that it asks are in their places.
     ///
     /// # Errors
     /// What does not fit, in one line: the step, what was found, what was expected.
@@ -48,10 +49,27 @@ impl Ensemble {
         face: &Model,
         find: impl Fn(&str, Option<&str>) -> Option<&'m Model>,
     ) -> Result<(), RepositoryError> {
+        for (at, step) in self.steps.iter().enumerate() {
+            let is_ensemble = |found: &Model| found.ensemble().is_some();
+            if find(&step.model, step.version.as_deref()).is_some_and(is_ensemble) {
+                let key = format!("ensemble_scheduling.step[{at}].model_name");
+                let expected = "a model that is none";
+                return Err(wrong(face, &key, format_args!("'{}', an ensemble", step.model), expected));
+            }
+        }
+        self.check_asked(face, &find)
+    }
+
+    /// The same, whose members may be ensembles, unless they are to be models of one task.
+    pub(crate) fn check_asked<'m>(
+        &self,
+        face: &Model,
+        find: &impl Fn(&str, Option<&str>) -> Option<&'m Model>,
+    ) -> Result<(), RepositoryError> {
         let mut kinds: Vec<Option<Kind>> = self.tensors.iter().map(|_| None).collect();
         kinds.iter_mut().zip(&face.inputs).for_each(|(kind, input)| *kind = Some(Kind::of(face, input)));
         for (at, step) in self.steps.iter().enumerate() {
-            self.check_step(face, (at, step), &find, &mut kinds)?;
+            self.check_step(face, (at, step), find, &mut kinds)?;
             // Steps that are models of one task make the same tensors, each of which has to fit.
             if self.selection.is_some() || at + 1 == self.steps.len() {
                 self.check_outputs(face, &kinds)?;
@@ -86,8 +104,9 @@ impl Ensemble {
             let version = step.version.as_ref().map_or(String::new(), |version| format!(" version {version}"));
             wrong("model_name", format!("'{name}'{version}"), "a model of the repository that can be served".to_owned())
         })?;
-        if member.ensemble().is_some() {
-            return Err(wrong("model_name", format!("'{name}', an ensemble"), "a model that is none".to_owned()));
+        if member.ensemble().is_some() && self.selection.is_some() {
+            let expected = "a model that is none: with selection answers are those of models";
+            return Err(wrong("model_name", format!("'{name}', an ensemble"), expected.to_owned()));
         }
         if face.is_batched && member.rows_max < face.rows_max {
             let expected = format!("a model whose max_batch_size is at least the ensemble's, {}", face.rows_max);
@@ -143,6 +162,11 @@ impl Model {
     }
 }
 
-fn wrong(face: &Model, key: &str, found: impl std::fmt::Display, expected: impl std::fmt::Display) -> RepositoryError {
+pub(crate) fn wrong(
+    face: &Model,
+    key: &str,
+    found: impl std::fmt::Display,
+    expected: impl std::fmt::Display,
+) -> RepositoryError {
     RepositoryError(format!("ensemble '{}': {key}: found {found}, expected {expected}", face.name))
 }

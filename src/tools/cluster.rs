@@ -176,6 +176,9 @@ pub(super) struct BackendLayout {
     /// Where it tells how it is, and its GPUs.
     #[serde(default)]
     pub admin: Option<admin::Config>,
+    /// Lines of metrics that its programs may have of their own.
+    #[serde(default = "backend::config::default_program_metrics")]
+    pub program_metrics: usize,
     /// Models that programs run, and how many GPUs of its own each has beyond these.
     #[serde(skip)]
     pub programs: Vec<(String, usize)>,
@@ -208,6 +211,7 @@ impl BackendLayout {
             disk_gbps,
             pinned,
             admin,
+            program_metrics: backend::config::default_program_metrics(),
             programs,
         }
     }
@@ -406,6 +410,8 @@ pub(super) struct Wiring {
 
 /// TCP port of bootstrap listeners.
 const BOOTSTRAP_PORT: u16 = 7400;
+/// TCP port where backends tell the first frontend what their programs count.
+const PROGRAM_METRICS_PORT: u16 = 7401;
 /// The first host of a 127.x.y.0/24 for each role; the first scheduler is at 1, and the others behind the backends.
 pub(super) const FRONTEND_HOSTS: u8 = 2;
 const BACKEND_HOSTS: u8 = 32;
@@ -622,9 +628,18 @@ impl Wiring {
             queue_max: scheduler::config::default_queue_max(),
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
-            admin: layout.ui.filter(|_| index == 0).map(|address| admin::Config { http: address.into() }),
+            admin: layout.ui.filter(|_| index == 0).map(|address| Address::from(address).into()),
             drain_timeout_ms: scheduler::config::DRAIN_TIMEOUT_MS,
         })
+    }
+
+    /// Where a backend tells how it is: as its part of the file says, or else where nobody but the first frontend
+    /// looks, if that is to tell on what programs count.
+    fn backend_admin(&self, layout: &Layout, index: usize) -> Option<admin::Config> {
+        let host = BACKEND_HOSTS + index as u8;
+        let tells = layout.admin.is_some() || layout.frontend.contains_key("admin");
+        let own = (tells && index < admin::ALSO_MAX).then(|| Address::from(self.host(host, PROGRAM_METRICS_PORT)));
+        layout.backend[index].admin.clone().or(own.map(Into::into))
     }
 
     fn frontend(&self, layout: &Layout, index: usize) -> String {
@@ -636,7 +651,7 @@ impl Wiring {
             trace: layout.trace.clone(),
             server_name: layout.server_name.clone(),
             metrics: layout.metrics,
-            admin: layout.admin.filter(|_| index == 0).map(|address| admin::Config { http: address.into() }),
+            admin: layout.admin.filter(|_| index == 0).map(|address| Address::from(address).into()),
             model_control_mode: match layout.model_control_mode {
                 // One looks at the repository for all.
                 ModelControlMode::Poll if index > 0 => ModelControlMode::None,
@@ -646,6 +661,11 @@ impl Wiring {
         };
         let mut file = toml::Table::try_from(config).expect("a configuration is representable in TOML");
         file.extend(layout.frontend.clone());
+        if let Some(toml::Value::Table(admin)) = file.get_mut("admin").filter(|_| index == 0) {
+            let backends = (0..layout.backend.len()).filter_map(|index| self.backend_admin(layout, index));
+            let also = backends.take(admin::ALSO_MAX).map(|admin| admin.http.to_string().into());
+            admin.entry("also").or_insert(toml::Value::Array(also.collect()));
+        }
         to_toml(&file)
     }
 
@@ -707,7 +727,8 @@ impl Wiring {
             disk_gbps: this.disk_gbps,
             read_budget_bytes: 0,
             connections_max: backend::config::default_connections_max(),
-            admin: this.admin.clone(),
+            admin: self.backend_admin(layout, index),
+            program_metrics: this.program_metrics,
             drain_timeout_ms: backend::config::DRAIN_TIMEOUT_MS,
         })
     }

@@ -54,6 +54,11 @@ fn write_repository(folder: &Path) {
     write("diamond", [face, &image, &digest, &left, &graph(&diamond)].concat());
     let hangs = graph(&[echo("image", "t"), step("stuck", ("x", "t"), ("y", "u")), digested("u", "digest")]);
     write("hangs", [face, &image, &digest, &hangs].concat());
+    // One in another, whose answer is the digest of what three echoes in all give back.
+    let nested = [step("echoes", ("x", "image"), ("y", "t")), step("chain", ("image", "t"), ("digest", "digest"))];
+    write("nested", [face, &image, &digest, &graph(&nested)].concat());
+    let echoes = [echo("x", "t"), echo("t", "y")];
+    write("echoes", [face, &input, &same, &graph(&echoes)].concat());
     write("circle", [face, &image, &digest, &graph(&[digested("digest", "digest")])].concat());
 }
 
@@ -91,7 +96,7 @@ fn ensembles_of_real_members() {
     write_repository(folder.path());
     let up = Up::start(2, "", &[3, 3], &format!("repository = {:?}\n{EAGER}", folder.path()));
     let [first, second] = up.http[..] else { panic!("two frontends") };
-    for name in ["chain", "diamond", "hangs"] {
+    for name in ["chain", "diamond", "hangs", "echoes", "nested"] {
         eventually("a ready ensemble", || up.http.iter().all(|address| is_told_ready(*address, name)));
     }
 
@@ -134,9 +139,12 @@ fn answers_are_those_of_the_members(up: &Up) {
             Input::new("image", DataType::Uint8, &[BYTES], &data, Some(AMPLE_MS), Expected::digest(&data))
         })
     };
-    for (frontend, model, wire) in
-        [(0, "chain", Wire::Http(Encoding::Binary)), (1, "chain", Wire::Grpc), (1, "diamond", Wire::Grpc)]
-    {
+    for (frontend, model, wire) in [
+        (0, "chain", Wire::Http(Encoding::Binary)),
+        (1, "chain", Wire::Grpc),
+        (1, "diamond", Wire::Grpc),
+        (0, "nested", Wire::Grpc),
+    ] {
         let arrivals = Arrivals::poisson(50.0);
         let stream = Stream { model: model.into(), arrivals, slo_ms: AMPLE_MS, inputs: inputs().collect() };
         let tally = up.send_over(wire, frontend, 1.0, &stream);
@@ -216,5 +224,14 @@ fn members_come_and_go((first, second): (SocketAddr, SocketAddr)) {
     eventually("one that is loaded", || [first, second].iter().all(|at| is_told_ready(*at, "chain")));
     let (asked, expected) = body(9, 30_000);
     let (status, answer) = infer(first, "chain", &asked);
+    assert_eq!((status, &answer["outputs"][0]["data"]), (200, &expected), "{answer}");
+    // One that asks an ensemble needs it, and loads it.
+    assert_eq!(change(first, "echoes", "unload"), 200);
+    eventually("one that asks what is unloaded", || [first, second].iter().all(|at| !is_told_ready(*at, "nested")));
+    let (status, answer) = infer(first, "nested", &asked);
+    assert!(status == 503 && answer.to_string().contains("'echoes', which it asks, is unloaded"), "{status}: {answer}");
+    assert_eq!(change(second, "nested", "load"), 200);
+    eventually("one that is loaded with it", || [first, second].iter().all(|at| is_told_ready(*at, "nested")));
+    let (status, answer) = infer(first, "nested", &asked);
     assert_eq!((status, &answer["outputs"][0]["data"]), (200, &expected), "{answer}");
 }

@@ -116,7 +116,7 @@ fn adds_config(python: &str, parameters: &str) -> String {
 const SECOND: &str = "parameters { key: \"slo_ms\" value { string_value: \"1000\" } }";
 
 /// A model in Python; one that says itself what it takes and gives has no configuration.
-fn write_model(repository: &Path, name: &str, config: &str, text: &str) {
+pub(super) fn write_model(repository: &Path, name: &str, config: &str, text: &str) {
     let folder = repository.join(name);
     fs::create_dir_all(folder.join("1")).unwrap();
     fs::write(folder.join("1/model.py"), text).unwrap();
@@ -160,13 +160,22 @@ pub(super) struct Up {
 
 impl Up {
     pub(super) fn start(repository: &Path, python: &str) -> Self {
+        Self::start_with(repository, python, None)
+    }
+
+    /// The same, whose first frontend tells how it is at this address.
+    pub(super) fn start_with(repository: &Path, python: &str, admin: Option<SocketAddr>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("up.toml");
+        let admin = admin.map(|at| format!("[frontend]\nadmin = {{ http = '{at}' }}\n")).unwrap_or_default();
+        fs::write(&file, format!("repository = '{}'\n{admin}", repository.display())).unwrap();
         let path = std::env::var("PATH").unwrap_or_default();
         let path = Path::new(python).parent().map_or(path.clone(), |folder| format!("{}:{path}", folder.display()));
         let ports = [Port::hold(), Port::hold()];
         let [http, grpc] = ports.each_ref().map(Port::address);
         let mut child = Command::new(env!("CARGO_BIN_EXE_downbeat"))
-            .args(["up", "--http", &http.to_string(), "--grpc", &grpc.to_string(), "--repository"])
-            .arg(repository)
+            .args(["up", "--http", &http.to_string(), "--grpc", &grpc.to_string(), "--config"])
+            .arg(&file)
             .env("PATH", path)
             .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())
@@ -180,7 +189,7 @@ impl Up {
     }
 
     /// A request's status, and what it is answered.
-    fn ask(&self, model: &str, inputs: &Value) -> (u16, Value) {
+    pub(super) fn ask(&self, model: &str, inputs: &Value) -> (u16, Value) {
         let body = json!({ "inputs": inputs }).to_string();
         exchange(self.http, "POST", &format!("/v2/models/{model}/infer"), &body)
     }

@@ -9,10 +9,8 @@ import re
 import resource
 import select
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -30,27 +28,6 @@ TEST_BYTES_MAX = 8 << 30
 
 def limit_memory():
     resource.setrlimit(resource.RLIMIT_DATA, (TEST_BYTES_MAX, TEST_BYTES_MAX))
-
-
-def forward(port, to):
-    """Triton's metrics have a port of their own."""
-    def copy(source, sink):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
-
-    def serve():
-        listener = socket.create_server(("127.0.0.1", port), backlog=128)
-        while True:
-            client, _ = listener.accept()
-            with contextlib.suppress(OSError):
-                server = socket.create_connection(("127.0.0.1", to))
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=copy, args=pair, daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
 
 
 def post(path, body=b"{}"):
@@ -128,6 +105,8 @@ class Server:
             # Some tests compare the server's name.
             config.write_text(
                 f'policy = "{self.suite.policy}"\nserver_name = "triton"\nrepository = {json.dumps(str(self.models))}\n'
+                # Triton's metrics have a port of their own.
+                f'frontend.admin.http = "127.0.0.1:{METRICS}"\n'
                 f"{self.suite.toml}\n[[backend]]\ngpus = 1\n"
             )
             before = self.log.stat().st_size
@@ -383,8 +362,6 @@ def main():
     job = json.loads(Path(sys.argv[1]).read_text())
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", "/dev/shm"], check=True)
-    if not job["reference"]:
-        forward(METRICS, HTTP)
     Run(job).go()
 
 

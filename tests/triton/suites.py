@@ -383,6 +383,7 @@ def python_examples(r):
         ("bls_async", "bls/async_model.py", "bls/async_config.pbtxt"),
         ("batch_auto_complete", "auto_complete/batch_model.py", None),
         ("nobatch_auto_complete", "auto_complete/nobatch_model.py", None),
+        ("custom_metrics", "custom_metrics/model.py", "custom_metrics/config.pbtxt"),
     ):
         version = r.models / name / "1"
         version.mkdir(parents=True)
@@ -749,6 +750,7 @@ SUITES = [
             ("bls", "sync_client.py", ("PASS: BLS Sync",)),
             ("bls", "async_client.py", ("PASS: BLS Async",)),
             ("auto_complete", "client.py", ("PASS: auto_complete",)),
+            ("custom_metrics", "client.py", ("PASS: custom_metrics",)),
         )
     ], env=NO_PROBE),
     Suite("lifecycle-stress", QA + "L0_lifecycle", reload_models, [
@@ -771,10 +773,10 @@ NOT_APPLICABLE = {
     "L0_buffer_attributes, L0_dlpack_*": PYTHON,
     "L0_backend_python/argument_validation": "its model has no input",
     "L0_backend_python/async_execute, bls": "need decoupled models, torch, or CUDA's shared memory",
-    "L0_backend_python/custom_metrics": "models make no metrics",
+    "L0_backend_python/custom_metrics": "its model asks for the metrics of its own server, and a model has no network",
     "L0_backend_python/request_rescheduling": "a request is not given back to be run again",
-    "python_backend/examples/custom_metrics, decoupled, preprocessing, rate_limiter and others":
-        "make metrics, answer many times, or need torch, JAX or TensorRT",
+    "python_backend/examples/decoupled, preprocessing, rate_limiter and others":
+        "answer many times, or need torch, JAX or TensorRT",
     "L0_backend_python/decoupled, response_sender": DECOUPLED,
     "L0_backend_python/ensemble, io": "needs CUDA, or which outputs a request wants",
     "L0_backend_python/env": "a model's interpreter is named by `python`, not packed",

@@ -9,6 +9,8 @@
 //! The thread of a GPU waits for nothing else than the answer; if that does not come, the watchdog has the program
 //! killed.
 //!
+//! Metrics that a program has of its own ([`metrics`]) belong to its model, whichever of its processes counts.
+//!
 //! A program that calls other models ([`calls`]) does so on a lane of its own: no GPU's turn passes while it waits.
 #![allow(clippy::disallowed_methods)] // It drives processes.
 
@@ -17,6 +19,7 @@ mod calls;
 mod keeper;
 mod launcher;
 mod layout;
+mod metrics;
 #[allow(unsafe_code)]
 mod namespaces;
 mod output;
@@ -51,6 +54,8 @@ use keeper::Keeper;
 pub(crate) use launcher::THIS_BINARY;
 pub use launcher::launch_if_asked;
 use layout::Layout;
+pub use metrics::Metrics;
+use metrics::OfModel;
 pub(super) use output::printable;
 
 /// The longest reason that is taken from a program.
@@ -68,6 +73,7 @@ pub struct Programs {
     /// Whom they may ask, if anybody, and who waits for whom.
     callee: Option<Arc<dyn Callee>>,
     waits: Waits,
+    metrics: Metrics,
 }
 
 /// How many keepers there are.
@@ -87,13 +93,20 @@ impl Programs {
     /// Started by another binary, which must call [`launch_if_asked`], as that of a test cannot.
     #[must_use]
     pub fn launched_by(launcher: &str) -> Self {
-        Self { launcher: launcher.to_owned(), census: Arc::default(), callee: None, waits: Waits::default() }
+        let (launcher, waits, metrics) = (launcher.to_owned(), Waits::default(), Metrics::default());
+        Self { launcher, census: Arc::default(), callee: None, waits, metrics }
     }
 
     /// The same, which may ask other models by `callee`.
     #[must_use]
     pub fn asking(self, callee: Arc<dyn Callee>) -> Self {
         Self { callee: Some(callee), ..self }
+    }
+
+    /// The same, whose own metrics are kept in `metrics`.
+    #[must_use]
+    pub fn counting(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
     }
 
     /// Models are about to come that ask others.
@@ -120,6 +133,7 @@ impl Programs {
 pub struct Process {
     layout: Arc<Layout>,
     caller: Caller,
+    metrics: Arc<OfModel>,
     instances: Vec<Arc<Instance>>,
     /// Tells which of several batches began first.
     batches: AtomicU64,
@@ -240,10 +254,12 @@ impl Process {
         };
         let caller = Caller::new(model, &programs.waits, callee);
         let (instances, batches) = (Vec::new(), AtomicU64::new(0));
-        let mut process = Self { layout: Arc::clone(&layout), caller, instances, batches };
+        let metrics = Arc::new(programs.metrics.of_model());
+        let layout_of_process = Arc::clone(&layout);
+        let mut process = Self { layout: layout_of_process, caller, metrics: Arc::clone(&metrics), instances, batches };
         let mut starting = Vec::new();
         for _ in 0..processes.max(1) {
-            let keeper = Keeper::start(model, program, &layout, programs);
+            let keeper = Keeper::start(model, program, (&layout, &metrics), programs);
             let (instance, started) = keeper.map_err(|error| refused(format!("its program: {error}")))?;
             process.instances.push(instance);
             starting.push(started);
@@ -283,7 +299,7 @@ impl Process {
         // Those that it would ask may be loaded behind it.
         let tried = gpu.is_none().then(|| self.caller.without("it is only tried"));
         let caller = tried.as_ref().unwrap_or(&self.caller);
-        let result = connection.run((&self.layout, caller), number, inputs, outputs);
+        let result = connection.run((&self.layout, caller, &self.metrics), number, inputs, outputs);
         let mut state = instance.state();
         state.busy = None;
         match result {
@@ -357,7 +373,7 @@ impl Connection {
     /// tasks that have none, and why.
     fn run(
         &self,
-        (layout, caller): (&Layout, &Caller),
+        (layout, caller, metrics): (&Layout, &Caller, &OfModel),
         id: u64,
         inputs: &[u8],
         outputs: &mut [u8],
@@ -378,7 +394,7 @@ impl Connection {
             io::ErrorKind::BrokenPipe => Trouble::Ended,
             _ => failed(error),
         })?;
-        match talk.hear_answer(&self.stream, caller)? {
+        match talk.hear_answer(&self.stream, (caller, metrics))? {
             FromProgram::Done { id: answered, mut groups } if answered == id => {
                 // They are told for each task, so they are short before.
                 let reasons = groups.iter_mut().filter_map(|group| group.failed.as_mut());
@@ -391,7 +407,11 @@ impl Connection {
             FromProgram::Done { id: other, .. } | FromProgram::Failed { id: other, .. } => {
                 Err(Trouble::Broken(format!("it answered batch {other}, expected {id}")))
             }
-            FromProgram::Ready { .. } | FromProgram::Refused(_) | FromProgram::Config(_) | FromProgram::Call(_) => {
+            FromProgram::Ready { .. }
+            | FromProgram::Refused(_)
+            | FromProgram::Config(_)
+            | FromProgram::Call(_)
+            | FromProgram::Metrics(_) => {
                 Err(Trouble::Broken("it said that it has started, expected an answer".to_owned()))
             }
         }
@@ -399,8 +419,12 @@ impl Connection {
 }
 
 impl Talk {
-    /// What the program says next that is no call. Calls are made meanwhile, and answered.
-    fn hear_answer(&mut self, stream: &UnixStream, caller: &Caller) -> Result<FromProgram, Trouble> {
+    /// What the program says next that is neither a call nor about metrics. Both are answered meanwhile.
+    fn hear_answer(
+        &mut self,
+        stream: &UnixStream,
+        (caller, metrics): (&Caller, &OfModel),
+    ) -> Result<FromProgram, Trouble> {
         let mut calls = Calls::of(caller);
         loop {
             match calls.awaits() {
@@ -414,6 +438,9 @@ impl Talk {
                     if let Some(line) = self.heard.poll()? {
                         match FromProgram::parse(&line)? {
                             FromProgram::Call(call) => calls.handle_call(call)?,
+                            FromProgram::Metrics(said) => {
+                                metrics.handle(&said).map_or(Ok(()), |told| calls.tell(&told))?;
+                            }
                             said => {
                                 self.untold = calls.end();
                                 return Ok(said);

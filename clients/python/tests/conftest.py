@@ -23,13 +23,16 @@ AREA = 1 << 14
 class Backend:
     """Runs `serve` on a thread for the model in `file`; without inputs it is asked for its configuration."""
 
-    def __init__(self, file: Path, inputs: Optional[list[dict]], outputs: list[dict], config: Optional[dict] = None, batched: bool = True):
+    def __init__(self, file: Path, inputs: Optional[list[dict]], outputs: list[dict], config: Optional[dict] = None, batched: bool = True, told: Callable[[dict], dict] = lambda change: {}):
         ours, theirs = socket.socketpair()
         self._memory_fd = os.memfd_create("tensors")
         os.ftruncate(self._memory_fd, 2 * AREA)
         self._memory = memoryview(mmap.mmap(self._memory_fd, 2 * AREA))
         self._control, self._lines = ours, ours.makefile("rb")
         self._number = 0
+        #: Changes to metrics that it has said, and what becomes of those that it asks about.
+        self.changes: list[dict] = []
+        self.told: Callable[[dict], dict] = told
         #: What calls are answered with: outputs by name, or why there are none. Nothing says that there is no answer.
         self.callee: Callable[[dict, dict[str, np.ndarray]], Any] = lambda call, inputs: "nobody can be asked"
         channel = Channel(theirs, os.dup(self._memory_fd))
@@ -42,23 +45,26 @@ class Backend:
 
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
-        told = {
+        about = {
             "protocol": 2, "name": "model", "version": "1", "folder": str(file.parent.parent), "file": str(file),
             "max_batch": 8, "is_batched": batched, "inputs": inputs, "outputs": outputs, "memory_bytes": 2 * AREA,
             "output_area": {"offset": AREA, "bytes": AREA}, "config": config or {"input": [], "output": []},
         }
         if inputs is None:
-            self._say({"complete": {key: told[key] for key in ("protocol", "name", "version", "folder", "file", "config")}})
+            self._say({"complete": {key: about[key] for key in ("protocol", "name", "version", "folder", "file", "config")}})
         else:
-            self._say({"model": told})
+            self._say({"model": about})
         self.started = self.hear()
 
     def _say(self, message: Any) -> None:
         self._control.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self) -> Any:
-        """What it says next that is no call."""
-        while "call" in (said := json.loads(self._lines.readline())):
+        """What it says next that is neither a call nor about metrics."""
+        while {"call", "metrics"} & (said := json.loads(self._lines.readline())).keys():
+            if "metrics" in said:
+                self._take(said["metrics"])
+                continue
             call = said["call"]
             data = [memoryview(self._lines.read(found["bytes"])) for found in call["inputs"]]
             inputs = {
@@ -69,6 +75,11 @@ class Backend:
             if answer is not None:
                 self.answer(call["id"], answer)
         return said
+
+    def _take(self, said: dict) -> None:
+        self.changes += said["changes"]
+        if "id" in said:
+            self._say({"metrics": {"id": said["id"], **self.told(said["changes"][-1])}})
 
     def answer(self, call: int, answer: Any) -> None:
         if isinstance(answer, str):

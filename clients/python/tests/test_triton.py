@@ -195,9 +195,9 @@ def test_what_there_is_not_says_so(start):
     import triton_python_backend_utils as pb_utils
     class TritonPythonModel:
         def initialize(self, args):
-            pb_utils.MetricFamily(name="m")
+            pb_utils.PreferredMemory(0)
     """
-    assert "triton_python_backend_utils.MetricFamily" in start(text, INPUTS, OUTPUTS, CONFIG).started["refused"]
+    assert "triton_python_backend_utils.PreferredMemory" in start(text, INPUTS, OUTPUTS, CONFIG).started["refused"]
 
 
 def test_arguments_are_refused_as_triton_refuses_them():

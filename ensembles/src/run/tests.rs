@@ -10,7 +10,8 @@ type Steps = Vec<(Vec<usize>, usize)>;
 /// A graph of steps that take some tensors and make so many; of the tensors made, every third is an output.
 fn graph(inputs: usize, steps: &Steps) -> Arc<Ensemble> {
     let mut made = inputs;
-    let mut graph = Ensemble { steps: Vec::new(), tensors: Vec::new(), outputs: Vec::new(), selection: None };
+    let mut graph =
+        Ensemble { steps: Vec::new(), tensors: Vec::new(), outputs: Vec::new(), selection: None, nested: None };
     for (takes, makes) in steps {
         let named = |tensor: usize| (tensor.to_string(), tensor);
         // Whatever is drawn, it was made before.

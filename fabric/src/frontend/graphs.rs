@@ -230,6 +230,7 @@ fn ensemble(steps: &[(usize, &[usize])]) -> Ensemble {
         tensors: (0..=steps.len()).map(|tensor| tensor.to_string()).collect(),
         outputs: vec![steps.len()],
         selection: None,
+        nested: None,
     }
 }
 

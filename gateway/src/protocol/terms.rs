@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use ensembles::{Request, Room, selection::Choice};
+use ensembles::{Known, Request, Room, selection::Choice};
 use frontend::{
     error::{InferError, invalid},
     excerpt,
@@ -96,14 +96,26 @@ impl Terms {
         self,
         model: (usize, Rc<Model>),
         (inputs, waited): (Vec<(Place, Rope)>, Span),
-        (client, room): (Option<Client>, Box<dyn Room>),
+        (client, room, known): (Option<Client>, Box<dyn Room>, Option<Box<dyn Known>>),
         choice: Option<Choice>,
     ) -> PreparedEnsemble {
         let Self { id, slo, priority, application, allow_default, outputs, parts } = self;
         let is_wanted = |at: usize| outputs.iter().any(|choice| choice.index == at);
         let wanted = (0..model.1.outputs.len()).map(is_wanted).collect();
-        let request =
-            Request { model, inputs, wanted, slo, waited, priority, application, client, room, choice, allow_default };
+        let request = Request {
+            model,
+            inputs,
+            wanted,
+            slo,
+            waited,
+            priority,
+            application,
+            client,
+            room,
+            known,
+            choice,
+            allow_default,
+        };
         PreparedEnsemble { id, request, outputs, parts }
     }
 

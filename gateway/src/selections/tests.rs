@@ -24,6 +24,7 @@ fn face(agreement: Agreement) -> Rc<Model> {
         tensors: vec!["y".to_owned()],
         outputs: vec![0],
         selection: Some(selection),
+        nested: None,
     };
     let outputs = vec![Tensor::new("y", DataType::Fp32, vec![2])];
     Rc::new(Model { executor: Executor::Ensemble(Arc::new(graph)), ..testing::model("vote", vec![], outputs) })

@@ -1,46 +1,95 @@
-//! Requests whose model's answers are kept: whether another was answered so, is being asked, or has to be.
+//! Requests, and steps of ensembles, whose model's answers are kept: whether another was answered so, is being asked,
+//! or has to be.
 
 #![allow(clippy::disallowed_methods)] // Waits in real time.
 
+use std::rc::Rc;
+
+use ensembles::{Known, Turning};
 use frontend::{
     InferError,
     core::Core,
+    desk::Desk,
+    request::Place,
+    rope::Rope,
     tasks::{Reply, Timing},
 };
-use proto::{BackendId, Span, Timestamp, scheduler_to_frontend::DropReason, stages::AnswerStamps};
+use proto::{Application, BackendId, Span, Timestamp, scheduler_to_frontend::DropReason, stages::AnswerStamps};
+use repository::Model;
 
 use super::{Service, inference::Given};
 use crate::{
     budget::Charge,
-    cache::{Asking, Kept, Question, Turn},
-    pool::AT_ONCE_BYTES_MAX,
+    cache::{Asking, Cache, Digester, Kept, Question, Turn},
+    pool::{AT_ONCE_BYTES_MAX, Pool},
     protocol::Pictures,
+    record::Record,
 };
 
+/// Answers that are kept, and whoever counts who is answered by them.
+#[derive(Clone)]
+pub(super) struct Answers {
+    desk: Rc<Desk>,
+    record: Rc<Record>,
+    cache: Rc<Cache>,
+    digester: Digester,
+    pool: Pool,
+}
+
+/// All that a model is asked with.
+pub(super) struct Asked<'a> {
+    model: (usize, &'a Model),
+    application: Application,
+    /// Which outputs are wanted of an ensemble, which answers these and nothing else.
+    wanted: Vec<u64>,
+    inputs: &'a [(Place, Rope)],
+    pictures: &'a [Rope],
+}
+
+impl Given {
+    pub(super) fn asked(&self) -> Asked<'_> {
+        let (index, model) = &self.model;
+        let wanted = if model.ensemble().is_some() { self.terms.wanted_bits() } else { Vec::new() };
+        let pictures = self.pictures.as_ref().map_or(&[][..], |Pictures { pictures, .. }| pictures);
+        let (application, inputs) = (self.terms.application(), &self.inputs[..]);
+        Asked { model: (*index, model), application, wanted, inputs, pictures }
+    }
+}
+
 impl Service {
+    pub(super) fn answers(&self) -> Answers {
+        let Self { desk, record, cache, digester, pool, .. } = self;
+        let (desk, record, cache) = (Rc::clone(desk), Rc::clone(record), Rc::clone(cache));
+        Answers { desk, record, cache, digester: *digester, pool: pool.clone() }
+    }
+}
+
+impl Answers {
+    /// To steps of an ensemble, whose digests are charged so; if any answer is kept.
+    pub(super) fn known_to(self, charge: &Charge) -> Option<Box<dyn Known>> {
+        self.cache.is_on().then(|| Box::new(KnownToSteps(self, charge.clone())) as Box<dyn Known>)
+    }
+
     /// What decides the answer to a request, if its model's answers are kept.
     ///
     /// # Errors
     /// If too much of its client waits for the pool.
-    pub(super) async fn question(&self, given: &Given, charge: &Charge) -> Result<Option<Question>, InferError> {
-        let (index, model) = &given.model;
+    pub(super) async fn question(&self, asked: Asked<'_>, charge: &Charge) -> Result<Option<Question>, InferError> {
+        let Asked { model: (index, model), application, wanted, inputs, pictures } = asked;
         if !model.configuration.caches_responses() || !self.cache.is_on() {
             return Ok(None);
         }
-        let loads = |core: &Core| core.loads(core.models().get(*index));
+        let loads = |core: &Core| core.loads(core.models().get(index));
         let Some(loads) = self.desk.with_core(loads) else { return Ok(None) };
-        // An ensemble answers what is wanted of it and nothing else.
-        let wanted = model.ensemble().is_some().then(|| given.terms.wanted_bits());
-        let mut numbers = vec![*index as u64, given.terms.application().0.into()];
+        let mut numbers = vec![index as u64, application.0.into()];
         numbers.extend(loads);
-        numbers.extend(wanted.into_iter().flatten());
-        let pictures = given.pictures.as_ref().map_or(&[][..], |Pictures { pictures, .. }| pictures);
-        let bytes = given.inputs.iter().map(|(_, data)| data.len()).chain(pictures.iter().map(|data| data.len()));
+        numbers.extend(wanted);
+        let bytes = inputs.iter().map(|(_, data)| data.len()).chain(pictures.iter().map(|data| data.len()));
         let digester = self.digester;
         if bytes.sum::<usize>() <= AT_ONCE_BYTES_MAX {
-            return Ok(Some(digester.question(&numbers, &given.inputs, pictures)));
+            return Ok(Some(digester.question(&numbers, inputs, pictures)));
         }
-        let (inputs, pictures, held) = (given.inputs.clone(), pictures.to_vec(), charge.clone());
+        let (inputs, pictures, held) = (inputs.to_vec(), pictures.to_vec(), charge.clone());
         let digest = move || {
             let _held = held;
             digester.question(&numbers, &inputs, &pictures)
@@ -48,27 +97,28 @@ impl Service {
         self.pool.run(charge, digest).await.map(Some)
     }
 
-    /// Waits until a question is answered, or it is its turn to be asked. What it waits for counts as its own deadline
-    /// says: others who ask have earlier ones.
+    /// Waits until a question to the model at an index is answered, or it is its turn to be asked, which comes with how
+    /// long that has taken, if there is an objective. What it waits for counts as its own deadline says: others who ask
+    /// have earlier ones.
     ///
     /// # Errors
     /// If that passes meanwhile.
     pub(super) async fn turn(
         &self,
-        given: &mut Given,
+        (index, slo): (usize, Span),
         question: Question,
-    ) -> Result<Result<Asking, Reply>, InferError> {
-        let ((index, _), slo, arrived) = (&given.model, given.terms.slo(), self.desk.now());
+    ) -> Result<(Result<Asking, Reply>, Span), InferError> {
+        let arrived = self.desk.now();
         let until = if slo == Span::ENDLESS { Timestamp::NEVER } else { arrived + slo };
         let waiting = match self.cache.ask(question, until) {
             Turn::Ask(asking) => {
-                self.record.handle_cache_miss(*index, self.desk.now() - arrived);
-                return Ok(Ok(asking));
+                self.record.handle_cache_miss(index, self.desk.now() - arrived);
+                return Ok((Ok(asking), Span::ZERO));
             }
-            Turn::Answered(kept) => return Ok(Err(self.answered(*index, &kept, arrived, until))),
+            Turn::Answered(kept) => return Ok((Err(self.answered(index, &kept, arrived, until)), Span::ZERO)),
             Turn::Wait(waiting) => waiting,
         };
-        let counted = self.desk.count(*index);
+        let counted = self.desk.count(index);
         let turn = match slo {
             Span::ENDLESS => Ok(waiting.wait().await),
             slo => tokio::time::timeout(slo.to_duration(), waiting.wait()).await,
@@ -80,12 +130,11 @@ impl Service {
         };
         counted.leave();
         match turn {
-            Turn::Answered(kept) => Ok(Err(self.answered(*index, &kept, arrived, until))),
+            Turn::Answered(kept) => Ok((Err(self.answered(index, &kept, arrived, until)), Span::ZERO)),
             Turn::Ask(asking) => {
                 let waited = self.desk.now() - arrived;
-                self.record.handle_cache_miss(*index, waited);
-                given.waited = if slo == Span::ENDLESS { Span::ZERO } else { waited };
-                Ok(Ok(asking))
+                self.record.handle_cache_miss(index, waited);
+                Ok((Ok(asking), if slo == Span::ENDLESS { Span::ZERO } else { waited }))
             }
             Turn::Wait(_) => unreachable!("who has waited does not wait again"),
         }
@@ -110,5 +159,34 @@ impl Service {
         let (outputs, shapes, batches) = (kept.outputs(), kept.shapes(), Vec::new());
         self.record.handle_cache_hit(answered_at, index, &timing);
         Reply { outputs, shapes, rows: kept.rows, timing, batches, was_late: false }
+    }
+}
+
+/// The same for steps of one ensemble's request.
+struct KnownToSteps(Answers, Charge);
+
+impl Known for KnownToSteps {
+    fn turn(&self, question: ensembles::Question) -> Turning {
+        let Self(answers, charge) = self;
+        let (answers, charge) = (answers.clone(), charge.clone());
+        Box::pin(async move {
+            let ensembles::Question { model: (index, model), inputs, application, within } = question;
+            let asked =
+                Asked { model: (index, &model), application, wanted: Vec::new(), inputs: &inputs, pictures: &[] };
+            let Some(question) = answers.question(asked, &charge).await? else {
+                // It cannot be asked now, or is being loaded: what it answers is not kept.
+                return Ok(ensembles::Turn::Ask(None));
+            };
+            Ok(match answers.turn((index, within), question).await?.0 {
+                Ok(asking) => ensembles::Turn::Ask(Some(Box::new(asking))),
+                Err(reply) => ensembles::Turn::Answered(reply),
+            })
+        })
+    }
+}
+
+impl ensembles::Asking for Asking {
+    fn answered(self: Box<Self>, reply: &Reply) {
+        Self::answered(*self, reply);
     }
 }

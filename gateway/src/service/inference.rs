@@ -166,10 +166,13 @@ impl Service {
         let Resolved { inputs: Inputs { placed, pictures }, terms } = resolved?;
         let inputs = self.read(placed, charge).await?;
         let mut given = Given { model: (index, model), terms, inputs, pictures, waited: Span::ZERO };
-        let Some(question) = self.question(&given, charge).await? else {
+        let answers = self.answers();
+        let Some(question) = answers.question(given.asked(), charge).await? else {
             return self.begin(given, arrival, charge, trace, None).await;
         };
-        match self.turn(&mut given, question).await? {
+        let (turn, waited) = answers.turn((index, given.terms.slo()), question).await?;
+        given.waited = waited;
+        match turn {
             Ok(asking) => self.begin(given, arrival, charge, trace, Some(asking)).await,
             Err(reply) => {
                 let ended = UnderWay::Ended(Box::new(Ok(reply)));
@@ -207,10 +210,11 @@ impl Service {
             waited += self.desk.now() - arrived;
         }
         let submitted = if model.ensemble().is_some() {
-            let (client, room) =
-                (Some(charge.account().id().into()), Box::new(Between(charge.clone(), self.pool.clone())));
+            let room = Box::new(Between(charge.clone(), self.pool.clone()));
+            let known = self.answers().known_to(charge);
+            let client = Some(charge.account().id().into());
             let choice = self.selections.choose(&self.record, index, &model);
-            let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room), choice);
+            let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room, known), choice);
             self.submit_ensemble(prepared, arrival, trace)?
         } else {
             let mut prepared = terms.with(&model, index, inputs)?;
@@ -384,7 +388,10 @@ impl Submitted<'_> {
             // Nobody was asked.
             Ok(reply) if reply.timing.is_of_cache() => {}
             Ok(reply) if steps.is_empty() => trace.answered([&reply.timing]),
-            Ok(_) => trace.answered(steps.iter().filter_map(|step| step.ended.as_ref()?.as_ref().ok())),
+            Ok(_) => {
+                let ran = steps.iter().filter_map(|step| step.ended.as_ref()?.as_ref().ok());
+                trace.answered(ran.filter(|timing| !timing.is_of_cache()));
+            }
             Err(error) => trace.failed(error),
         }
         let outcome = result.as_ref().map(|reply| (reply.timing, ago));

@@ -95,7 +95,7 @@ impl ConfigFile<'_> {
         });
         let steps: Vec<EnsembleStep> = steps.collect();
         let selection = self.selection(&steps, inputs, (own_outputs, &outputs))?;
-        Ok(Ensemble { steps, outputs, tensors, selection })
+        Ok(Ensemble { steps, outputs, tensors, selection, nested: None })
     }
 
     fn step(&self, at: usize, step: &DynamicMessage) -> Result<Written, RepositoryError> {

@@ -2,12 +2,14 @@
 //! `auto_complete_config`). It is started for that, with the same limits as one that runs batches, and ended when it
 //! has answered: within its `start_timeout_ms`, in a line.
 
+use std::sync::Arc;
+
 use proto::backend_to_program::{CompleteTold, FromProgram, PROTOCOL, ToProgram};
 use repository::Question;
 use serde_json::Value;
 
 use super::{
-    Programs, excerpt,
+    Metrics, Programs, excerpt,
     keeper::{Keeper, absolute},
 };
 
@@ -32,7 +34,9 @@ impl Programs {
             file: program.file().display().to_string(),
             config: serde_json::to_value(question.configuration).unwrap_or_default(),
         }));
-        let keeper = Keeper::new(question.name, &program, &told, 0, self).map_err(failed)?;
+        // It runs no batch, so it has nothing to count.
+        let metrics = Arc::new(Metrics::default().of_model());
+        let keeper = Keeper::new(question.name, &program, &told, (0, &metrics), self).map_err(failed)?;
         match keeper.ask()? {
             FromProgram::Config(config) => Ok(config),
             FromProgram::Refused(reason) => Err(excerpt(&reason)),

@@ -112,9 +112,7 @@ impl<'a> Calls<'a> {
     /// # Errors
     /// If its tensors have more bytes than all calls may, or it calls on and on and takes no answers.
     pub(super) fn handle_call(&mut self, call: Call) -> Result<(), Breach> {
-        if self.unsent.len() - self.sent > 2 * BYTES_MAX {
-            return Err(Breach("it calls models and does not read what they answer".to_owned()));
-        }
+        self.check_unsent()?;
         match call.bytes() {
             Some(0..=BYTES_MAX) => {
                 self.announced = Some(call);
@@ -125,6 +123,23 @@ impl<'a> Calls<'a> {
                 Err(Breach(format!("it called a model with {found} bytes, expected at most {BYTES_MAX}")))
             }
         }
+    }
+
+    /// It is to be told this besides, in a line.
+    ///
+    /// # Errors
+    /// If it asks on and on and takes no answers.
+    pub(super) fn tell(&mut self, told: &[u8]) -> Result<(), Breach> {
+        self.check_unsent()?;
+        self.unsent.extend_from_slice(told);
+        Ok(())
+    }
+
+    fn check_unsent(&self) -> Result<(), Breach> {
+        if self.unsent.len() - self.sent > 2 * BYTES_MAX {
+            return Err(Breach("it asks and does not read what it is answered".to_owned()));
+        }
+        Ok(())
     }
 
     /// Bytes that follow before the program says anything else, if there are any.

@@ -20,7 +20,7 @@ use std::{
 use crossbeam_channel::{Receiver, Sender};
 use proto::{
     Span, Timestamp,
-    backend_to_program::{FromProgram, Lines, ModelTold, PROTOCOL, TensorTold, ToProgram, line},
+    backend_to_program::{FromProgram, LINE_BYTES_MAX, Lines, ModelTold, PROTOCOL, TensorTold, ToProgram, line},
     backoff::Backoff,
 };
 use repository::{Launch, Model, Program, Tensor};
@@ -33,7 +33,7 @@ use rustix::{
 use transport::Clock;
 
 use super::{
-    Connection, Instance, Layout, Programs, State, Talk, Trouble, excerpt, launcher::Order, layout::bytes_max,
+    Connection, Instance, Layout, OfModel, Programs, State, Talk, Trouble, excerpt, launcher::Order, layout::bytes_max,
     output::Output,
 };
 
@@ -59,6 +59,7 @@ pub(super) struct Keeper {
     told: Vec<u8>,
     start: Span,
     memory_bytes: u64,
+    metrics: Arc<OfModel>,
     instance: Arc<Instance>,
     wakes: UnixStream,
 }
@@ -98,7 +99,7 @@ impl Keeper {
         model: &str,
         program: &Program,
         told: &ToProgram,
-        memory_bytes: u64,
+        (memory_bytes, metrics): (u64, &Arc<OfModel>),
         programs: &Programs,
     ) -> io::Result<Self> {
         let (waker, wakes) = UnixStream::pair()?;
@@ -113,6 +114,7 @@ impl Keeper {
             told: line(told),
             start: program.limits.start,
             memory_bytes,
+            metrics: Arc::clone(metrics),
             instance: Arc::new(Instance { state, waker }),
             wakes,
         })
@@ -122,12 +124,12 @@ impl Keeper {
     pub(super) fn start(
         model: &Model,
         program: &Program,
-        layout: &Layout,
+        (layout, metrics): (&Layout, &Arc<OfModel>),
         programs: &Programs,
     ) -> io::Result<(Arc<Instance>, Receiver<Started>)> {
         let program = absolute(program)?;
         let told = ToProgram::Model(Box::new(told(model, &program, layout)));
-        let keeper = Self::new(&model.name, &program, &told, layout.memory_bytes(), programs)?;
+        let keeper = Self::new(&model.name, &program, &told, (layout.memory_bytes(), metrics), programs)?;
         let instance = Arc::clone(&keeper.instance);
         let (tell, started) = crossbeam_channel::bounded(1);
         let programs = programs.clone();
@@ -250,12 +252,13 @@ impl Keeper {
         said.ok_or(reason)
     }
 
-    /// The first that the process says; nothing if it ends before, or has said what it cannot say.
+    /// The first that the process says besides what its metrics are; nothing if it ends before, or has said what it
+    /// cannot say.
     fn hear_first(&mut self, life: &mut Life) -> Option<FromProgram> {
         while let Some(ready) = self.turn(life) {
             // One that has ended may have said something before.
             if ready.may_talk || ready.has_ended {
-                match life.talk(self.clock.now()) {
+                match self.hear(life) {
                     Ok(None) => {}
                     Ok(said) => return said,
                     Err(reason) => life.reason = Some(reason),
@@ -266,6 +269,19 @@ impl Keeper {
             }
         }
         None
+    }
+
+    /// What the process has said besides what its metrics are.
+    fn hear(&self, life: &mut Life) -> Result<Option<FromProgram>, String> {
+        loop {
+            match life.talk(self.clock.now())? {
+                Some(FromProgram::Metrics(_)) if life.untold.len() > LINE_BYTES_MAX => {
+                    return Err("it asks and does not read what it is answered".to_owned());
+                }
+                Some(FromProgram::Metrics(said)) => life.untold.extend(self.metrics.handle(&said).unwrap_or_default()),
+                said => return Ok(said),
+            }
+        }
     }
 
     /// Waits until something happens; `None` if the process is to be killed.
@@ -331,7 +347,8 @@ impl Keeper {
             life.reason = Some("its socket cannot be used twice".to_owned());
             return false;
         };
-        let talk = Mutex::new(Talk { heard: std::mem::take(&mut life.heard), untold: Vec::new() });
+        let talk =
+            Mutex::new(Talk { heard: std::mem::take(&mut life.heard), untold: std::mem::take(&mut life.untold) });
         life.phase = Phase::Serves;
         let mut state = self.instance.state();
         state.connection = Some(Arc::new(Connection { stream, memory, talk }));
@@ -432,6 +449,7 @@ fn unready(said: FromProgram) -> String {
         FromProgram::Refused(reason) => excerpt(&reason),
         FromProgram::Done { .. } | FromProgram::Failed { .. } => "it answered a batch that it was not given".to_owned(),
         FromProgram::Call(_) => "it called a model before it was ready".to_owned(),
+        FromProgram::Metrics(_) => "it has metrics, expected that it is ready".to_owned(),
         FromProgram::Config(_) => "it completed a configuration, expected that it is ready".to_owned(),
     }
 }

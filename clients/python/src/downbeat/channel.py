@@ -14,6 +14,10 @@ PROTOCOL = 2
 #: Letters of all reasons on a line together, and of one. Even escaped they are less than a line may have.
 _REASONS_LENGTH_MAX = 100_000
 _REASON_LENGTH_MAX = 1_000
+#: Observations of histograms that wait for a batch; the oldest are lost beyond.
+_OBSERVED_MAX = 10_000
+#: Changes to metrics on a line.
+_CHANGES_MAX = 250
 
 
 class Output(NamedTuple):
@@ -79,6 +83,13 @@ class Channel:
         self._calls: dict[int, Union[None, CallError, list[Carried]]] = {}
         self._last_call = 0
         self._has_batch = False
+        self._is_ready = False
+        #: Changes to metrics that the backend is not told yet: of each number what becomes of it, and what is observed.
+        self._numbers: dict[tuple[Any, ...], tuple[str, float]] = {}
+        self._observed: deque[dict[str, Any]] = deque(maxlen=_OBSERVED_MAX)
+        #: Questions about metrics, with what came of them.
+        self._told: dict[int, Optional[dict[str, Any]]] = {}
+        self._last_question = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Channel":
@@ -151,6 +162,53 @@ class Channel:
             raise found
         return found
 
+    def change_metric(self, how: str, family: str, labels: dict[str, str], value: float) -> None:
+        """Adds to a number, sets it or has a histogram observe it. The backend is told with what this process says next."""
+        with self._changed:
+            if how == "observe":
+                self._observed.append({how: {"family": family, "labels": labels, "value": value}})
+                if len(self._observed) >= _CHANGES_MAX and self._may_say():
+                    self._say_changes()
+                return
+            key = (family, *sorted(labels.items()))
+            before, was = self._numbers.get(key, ("increment", 0.0))
+            self._numbers[key] = (how, value) if how == "set" else (before, was + value)
+
+    def ask_metrics(self, change: dict[str, Any]) -> dict[str, Any]:
+        """Makes a change to metrics, and waits for what became of it; nothing where nobody listens any more."""
+        with self._changed:
+            if self._is_over:
+                return {}
+            if not self._may_say():
+                return {"failed": "found no batch that runs, expected it within initialize or execute"}
+            self._say_changes()
+            self._last_question += 1
+            number = self._last_question
+            self._told[number] = None
+            self._say({"metrics": {"id": number, "changes": [change]}})
+
+        def answer() -> Optional[tuple[dict[str, Any]]]:
+            if self._is_over:
+                return ({},)
+            return None if self._told[number] is None else (self._told.pop(number),)  # type: ignore[return-value]
+
+        return self._wait(answer)
+
+    def _may_say(self) -> bool:
+        """Between batches nobody hears it."""
+        return self._has_batch or not self._is_ready
+
+    def _say_changes(self) -> None:
+        changes: list[dict[str, Any]] = [
+            {how: {"family": family, "labels": dict(labels), "value": value}}
+            for (family, *labels), (how, value) in self._numbers.items()
+        ]
+        changes += self._observed
+        self._numbers.clear()
+        self._observed.clear()
+        for begin in range(0, len(changes), _CHANGES_MAX):
+            self._say({"metrics": {"changes": changes[begin : begin + _CHANGES_MAX]}})
+
     def _wait(self, find: Callable[[], Optional[tuple[Found]]]) -> Found:
         """Waits until `find` has found something, in what others read or by reading."""
         with self._changed:
@@ -183,8 +241,11 @@ class Channel:
             self._is_over = True
             return
         said, data = read
-        called = said.get("called")
-        if called is None:
+        called, told = said.get("called"), said.get("metrics")
+        if told is not None:
+            if told["id"] in self._told:
+                self._told[told["id"]] = told
+        elif called is None:
             self._batches.append(said)
         elif called["id"] in self._calls:
             outputs = zip(called.get("outputs", ()), data)
@@ -194,12 +255,16 @@ class Channel:
     def _end_batch(self) -> None:
         """Calls that nobody waits for any more end with their batch."""
         with self._changed:
+            self._say_changes()
             self._has_batch = False
             self._calls.clear()
             self._changed.notify_all()
 
     def ready(self) -> None:
-        self._say({"ready": {"protocol": PROTOCOL}})
+        with self._changed:
+            self._say_changes()
+            self._is_ready = True
+            self._say({"ready": {"protocol": PROTOCOL}})
 
     def complete(self, config: dict[str, Any]) -> None:
         """What the configuration lacked."""
@@ -244,4 +309,6 @@ class Channel:
         return offset
 
     def _say(self, message: dict[str, Any]) -> None:
-        self._control.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._changed:
+            self._control.sendall(line)

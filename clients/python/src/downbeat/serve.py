@@ -10,6 +10,7 @@ from itertools import groupby
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, NamedTuple, Optional, Protocol, Sequence
 
+from downbeat import metrics
 from downbeat.channel import Answer, Channel, Done, Failed, Output
 from downbeat.model import Context, Model, TensorSpec
 
@@ -210,6 +211,7 @@ def or_refuse(channel: Channel, file: str, load: Callable[[], Any]) -> Optional[
 def serve(channel: Channel) -> int:
     """Does what the backend has started this process for: runs batches until it wants no more, or completes a configuration."""
     purpose, told = channel.first()
+    metrics.use(channel)
     if purpose == "complete":
         config = or_refuse(channel, told["file"], lambda: completed(told))
         if config is None:

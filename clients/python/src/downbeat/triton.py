@@ -13,7 +13,7 @@ from typing import Any, Coroutine, Iterable, Iterator, Optional, Sequence, Union
 
 import numpy as np
 
-from downbeat import calls
+from downbeat import calls, metrics
 from downbeat.channel import Answer, Failed
 from downbeat.model import Context
 from downbeat.serve import Group, done, reason_of
@@ -213,6 +213,13 @@ def _called(call: int) -> InferenceResponse:
         return InferenceResponse([Tensor(name, array) for name, array in calls.wait_for(call).items()])
     except calls.CallError as error:
         return InferenceResponse(error=TritonError(str(error)))
+
+
+class MetricFamily(metrics.Family):
+    """Metrics of the model's own, on the backend's page for Prometheus."""
+
+    error = TritonModelException
+    COUNTER, GAUGE, HISTOGRAM = metrics.Kind
 
 
 class LogLevel(Enum):

@@ -38,7 +38,8 @@ fn chain() -> repository::Model {
         outputs: vec![("y".to_owned(), to)],
     };
     let tensors = ["x", "y", "z"].map(str::to_owned).into();
-    let graph = Ensemble { steps: vec![step(0, 1), step(1, 2)], tensors, outputs: vec![1, 2], selection: None };
+    let graph =
+        Ensemble { steps: vec![step(0, 1), step(1, 2)], tensors, outputs: vec![1, 2], selection: None, nested: None };
     let face = model("chain", vec![tensor("x")], vec![tensor("y"), tensor("z")]);
     repository::Model { executor: Executor::Ensemble(Arc::new(graph)), labels: vec![Vec::new(); 2], ..face }
 }
@@ -47,8 +48,20 @@ fn with_kept<F: Future<Output = ()>>(test: impl FnOnce(SocketAddr, Rc<Peer>) -> 
     with_kept_and_gate(open_gate(limits()), test);
 }
 
+/// The answers of models are kept, and those of the ensemble are not.
+fn with_kept_steps<F: Future<Output = ()>>(test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
+    with_kept_models(vec![keeping(double()), chain()], open_gate(limits()), test);
+}
+
 fn with_kept_and_gate<F: Future<Output = ()>>(gate: Gate, test: impl FnOnce(SocketAddr, Rc<Peer>) -> F) {
-    let models = vec![keeping(double()), keeping(chain())];
+    with_kept_models(vec![keeping(double()), keeping(chain())], gate, test);
+}
+
+fn with_kept_models<F: Future<Output = ()>>(
+    models: Vec<repository::Model>,
+    gate: Gate,
+    test: impl FnOnce(SocketAddr, Rc<Peer>) -> F,
+) {
     with_models_and_schedulers(models, 1, gate, None, async |address, peer| {
         test(address, Rc::clone(&peer)).await;
         until(|| peer.server.bodies_bytes() == 0 && peer.desk.pending().is_empty()).await;
@@ -117,6 +130,75 @@ fn an_equal_request_is_answered_without_its_model() {
             let line = format!("{family}_per_model{{model=\"double\",version=\"1\"}} {count}\n");
             assert!(metrics.contains(&line), "{line}{metrics}");
         }
+    });
+}
+
+#[test]
+fn a_step_is_answered_as_a_request_for_its_model_is() {
+    with_kept_steps(async |address, peer| {
+        let heard = asked(address, CHAIN, GOOD).await;
+        assert_eq!((heard.status, data(&heard), peer.submitted.get().0), (200, json!([2, 4, 6, 8]), 2));
+        let again = asked(address, CHAIN, &GOOD.replace(r#""q""#, r#""r""#)).await;
+        assert_eq!((&again.json()["outputs"], peer.submitted.get().0), (&heard.json()["outputs"], 2));
+        // Whichever asks first, the ensemble or a client.
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        is_served(&mut stream).await;
+        assert_eq!(peer.submitted.get().0, 2);
+        let other = GOOD.replace("4]}", "5]}");
+        assert_eq!(data(&ask(&mut stream, &post_of(INFER, "", other.as_bytes())).await), json!([2, 4, 6, 10]));
+        let heard = asked(address, CHAIN, &other).await;
+        assert_eq!((heard.json()["outputs"][1]["data"].clone(), peer.submitted.get().0), (json!([4, 8, 12, 20]), 4));
+        let application = GOOD.replace(r#""id":"q""#, r#""parameters":{"application":"a"}"#);
+        asked(address, CHAIN, &application).await;
+        assert_eq!(peer.submitted.get().0, 6, "another workload");
+
+        let explained = ask(&mut stream, &get_of("/debug/requests/r")).await.json();
+        let sources: Vec<&Value> = explained["steps"].as_array().unwrap().iter().map(|step| &step["source"]).collect();
+        assert_eq!(sources, ["cache", "cache"], "{explained}");
+        assert_eq!((&explained["outcome"], &explained["source"]), (&json!("answered"), &Value::Null));
+        let metrics = String::from_utf8(ask(&mut stream, &get_of("/metrics")).await.body).unwrap();
+        for (family, model, count) in [
+            ("nv_cache_num_hits_per_model", "double", 4),
+            ("nv_cache_num_misses_per_model", "double", 6),
+            ("nv_inference_request_success", "chain", 4),
+        ] {
+            let line = format!("{family}{{model=\"{model}\",version=\"1\"}} {count}\n");
+            assert!(metrics.contains(&line), "{line}{metrics}");
+        }
+    });
+}
+
+#[test]
+fn a_step_waits_for_whoever_asks_the_same_and_asks_in_its_place() {
+    with_kept_steps(async |address, peer| {
+        peer.fates.borrow_mut().push_back(Fate::Keep);
+        let mut first = begun(address, ENDLESS).await;
+        until(|| peer.submitted.get().0 == 1).await;
+        let mut ensemble = TcpStream::connect(address).await.unwrap();
+        ensemble.write_all(&post_of(CHAIN, "", ENDLESS.as_bytes())).await.unwrap();
+        until(|| pending(&peer) == 2).await;
+        assert_eq!(peer.submitted.get().0, 1, "its first step waits");
+        peer.drop_kept();
+        assert_eq!(hear(&mut first).await.unwrap().status, 504);
+        let heard = hear(&mut ensemble).await.unwrap();
+        assert_eq!((heard.status, data(&heard), peer.submitted.get().0), (200, json!([2, 4, 6, 8]), 3));
+
+        // The other way round: a client waits for a step, whose request hangs up.
+        peer.fates.borrow_mut().push_back(Fate::Keep);
+        let body = ENDLESS.replace("4]}", "7]}");
+        let mut client = connect(address).await;
+        let (response, mut call) = client.send_request(head("ModelInfer").body(()).unwrap(), false).unwrap();
+        let message =
+            ModelInferRequest { model_name: "chain".to_owned(), parameters: endless(), ..message(&[1, 2, 3, 7]) };
+        call.send_data(framed(false, &message.encode_to_vec()), true).unwrap();
+        until(|| peer.submitted.get().0 == 4).await;
+        let mut second = begun(address, &body).await;
+        until(|| pending(&peer) == 2).await;
+        assert_eq!(peer.submitted.get().0, 4);
+        call.send_reset(h2::Reason::CANCEL);
+        drop((response, client));
+        let heard = hear(&mut second).await.unwrap();
+        assert_eq!((heard.status, data(&heard)), (200, json!([2, 4, 6, 14])));
     });
 }
 

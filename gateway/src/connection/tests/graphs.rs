@@ -31,6 +31,7 @@ fn ensemble(name: &str, steps: &[(usize, usize)], outputs: &[usize]) -> reposito
         tensors: (0..5).map(|tensor| named(tensor).to_owned()).collect(),
         outputs: outputs.to_vec(),
         selection: None,
+        nested: None,
     };
     repository::Model {
         executor: Executor::Ensemble(Arc::new(graph)),

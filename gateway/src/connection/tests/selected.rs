@@ -54,6 +54,7 @@ fn ensemble_of(members: &[&str], policy: Policy, defaults: Option<Vec<u8>>, conf
         tensors: ["x", "y"].map(str::to_owned).into(),
         outputs: vec![1],
         selection: Some(selection),
+        nested: None,
     };
     let configuration = "platform: 'ensemble' name: 'vote'".parse().unwrap();
     repository::Model { executor: Executor::Ensemble(Arc::new(graph)), labels: vec![Vec::new()], configuration, ..face }

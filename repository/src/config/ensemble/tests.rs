@@ -97,7 +97,6 @@ fn what_cannot_run_is_refused_by_its_name_and_nothing_else_is() {
         (ensemble(&[step("a", "X", "X")]), "step[0].output_map['out']: found 'X', which is an input of the ensemble"),
         (chain("a", "none"), "step[1].model_name: found 'none', expected a model of the repository"),
         (chain("a", "e"), "step[1].model_name: found 'e', the ensemble itself"),
-        (chain("a", "other"), "step[1].model_name: found 'other', an ensemble, expected a model that is none"),
         (chain("a", "small"), "found 'small' with max_batch_size 2, expected a model whose max_batch_size is at"),
         (chain("a", "wide"), "step[1].input_map: found 't', UINT8 [n, 4], expected UINT8 [n, 5], as input 'in'"),
         (chain("wide", "b"), "step[0].input_map: found 'X', UINT8 [n, 4], expected UINT8 [n, 5], as input 'in'"),

@@ -77,8 +77,13 @@ impl Checks<'_> {
         }
         let slo = Span::from_millis_f64(raw.slo_ms);
         let mut steps: Vec<GraphStep> = Vec::new();
-        let mut ensemble =
-            Ensemble { steps: vec![], tensors: vec!["request".to_owned()], outputs: vec![], selection: None };
+        let mut ensemble = Ensemble {
+            steps: vec![],
+            tensors: vec!["request".to_owned()],
+            outputs: vec![],
+            selection: None,
+            nested: None,
+        };
         for (at, step) in raw.steps.iter().enumerate() {
             let earlier = |model: &str| raw.steps[..at].iter().position(|other| other.model == model);
             if earlier(&step.model).is_some() {
