@@ -346,6 +346,11 @@ fn a_frontend_reads_its_tokens_anew_by_one_signal_and_ends_by_another() {
     std::fs::write(&token, "short").unwrap();
     kill_process(Pid::from_child(&frontend), Signal::HUP).unwrap();
     until("the-second-of-the-tokens", "200");
+    // A file that is replaced is noticed without a signal.
+    let next = folder.path().join("next");
+    std::fs::write(&next, "the-third-of-the-tokens").and_then(|()| std::fs::rename(&next, &token)).unwrap();
+    until("the-third-of-the-tokens", "200");
+    until("the-second-of-the-tokens", "401");
     kill_process(Pid::from_child(&frontend), Signal::TERM).unwrap();
     assert_eq!(frontend.wait().unwrap().code(), Some(0));
 }

@@ -156,7 +156,25 @@ pub fn about_process(role: &str, name: &str) -> String {
     let (version, wire) = (env!("CARGO_PKG_VERSION"), WireVersion::THIS);
     let labels = format!("version=\"{version}\",wire=\"{wire}\",role=\"{role}\",name=\"{name}\"");
     let _ = writeln!(text, "downbeat_build_info{{{labels}}} 1");
+    text.push_str(&certificates(&transport::certificates_end()));
     text + &process::metrics()
+}
+
+/// When they end, by the keys that name their files.
+fn certificates(ends: &[(String, i64)]) -> String {
+    let (mut text, name) = (String::new(), "downbeat_certificate_ends_timestamp_seconds");
+    if !ends.is_empty() {
+        header(
+            &mut text,
+            name,
+            "When the certificate ends that this key names, or one between it and its authority",
+            "gauge",
+        );
+    }
+    for (key, end) in ends {
+        let _ = writeln!(text, "{name}{{key=\"{key}\"}} {end}");
+    }
+    text
 }
 
 pub(crate) fn header(text: &mut String, name: &str, help: &str, kind: &str) {
@@ -194,6 +212,14 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
         assert!(text.contains(&format!("wire=\"{}\",role=\"scheduler\",name=\"a-1\"}} 1\n", WireVersion::THIS)));
+    }
+
+    #[test]
+    fn the_ends_of_certificates_are_told_where_there_are_any() {
+        assert_eq!(certificates(&[]), "");
+        let told = certificates(&[("clients.tls.certificate".to_owned(), 1_898_553_600)]);
+        let line = "downbeat_certificate_ends_timestamp_seconds{key=\"clients.tls.certificate\"} 1898553600";
+        assert_eq!(told.lines().last(), Some(line));
     }
 
     #[test]

@@ -125,13 +125,13 @@ impl Place {
         stop: &AtomicBool,
     ) -> Result<Option<Self>, OpenError> {
         let others: Vec<Address> = config.schedulers.iter().filter(|other| **other != config.listen).cloned().collect();
-        let secrets = config.fabric.secrets()?;
+        let (secrets, certificates) = (config.fabric.secrets()?, config.fabric.certificates()?);
         let look = || {
             let listen = transport::own_address("listen", &config.listen)?;
             let endpoint = EndpointConfig::over(config.fabric.arm(Some(listen.ip()), &others)?);
             let (name, vitals, board) = (config.fabric.member_name(), vitals.clone(), board.clone());
             let endpoint = endpoint.with_name("scheduler", &name).with_secrets(secrets.clone());
-            let endpoint = endpoint.with_tls(config.fabric.tls.clone());
+            let endpoint = endpoint.with_tls(certificates.clone());
             Ok(Self { listen, endpoint, name, vitals, board, era: era.clone(), history: history.clone() })
         };
         transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)
