@@ -18,6 +18,8 @@ mod later;
 mod memory;
 #[path = "cluster/shapes.rs"]
 mod shapes;
+#[path = "cluster/traced.rs"]
+mod traced;
 
 use std::{
     collections::BTreeMap,
@@ -61,7 +63,17 @@ impl Up {
     }
 
     /// The same, with this `RUST_LOG`.
-    fn start_logging(level: &str, log: Stdio, (frontends, model, gpus): (usize, &str, &[u32]), rest: &str) -> Self {
+    fn start_logging(level: &str, log: Stdio, layout: (usize, &str, &[u32]), rest: &str) -> Self {
+        Self::start_flagged(&[], (level, log), layout, rest)
+    }
+
+    /// The same, with these flags.
+    fn start_flagged(
+        flags: &[&str],
+        (level, log): (&str, Stdio),
+        (frontends, model, gpus): (usize, &str, &[u32]),
+        rest: &str,
+    ) -> Self {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let ports: Vec<Port> = (0..frontends).map(|_| Port::hold()).collect();
         let http: Vec<SocketAddr> = ports.iter().map(Port::address).collect();
@@ -75,6 +87,7 @@ impl Up {
         let mut child = Command::new(env!("CARGO_BIN_EXE_downbeat"))
             .args(["up", "--config"])
             .arg(config.path())
+            .args(flags)
             .env("RUST_LOG", level)
             .stdout(Stdio::piped())
             .stderr(log)
@@ -333,6 +346,11 @@ fn a_frontend_reads_its_tokens_anew_by_one_signal_and_ends_by_another() {
     std::fs::write(&token, "short").unwrap();
     kill_process(Pid::from_child(&frontend), Signal::HUP).unwrap();
     until("the-second-of-the-tokens", "200");
+    // A file that is replaced is noticed without a signal.
+    let next = folder.path().join("next");
+    std::fs::write(&next, "the-third-of-the-tokens").and_then(|()| std::fs::rename(&next, &token)).unwrap();
+    until("the-third-of-the-tokens", "200");
+    until("the-second-of-the-tokens", "401");
     kill_process(Pid::from_child(&frontend), Signal::TERM).unwrap();
     assert_eq!(frontend.wait().unwrap().code(), Some(0));
 }

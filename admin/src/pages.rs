@@ -37,8 +37,8 @@ pub struct Pages {
     vitals: Vitals,
     /// Metrics of the role's own.
     more: Box<dyn Fn(Timestamp) -> String + Send>,
-    /// A page of the role's own, by its path.
-    own: Option<(&'static str, Json)>,
+    /// Pages of the role's own, by their paths.
+    own: Vec<(&'static str, Json)>,
 }
 
 impl Pages {
@@ -50,17 +50,18 @@ impl Pages {
         vitals: Vitals,
         more: impl Fn(Timestamp) -> String + Send + 'static,
     ) -> Self {
-        Self { role, name: name.into(), vitals, more: Box::new(more), own: None }
+        Self { role, name: name.into(), vitals, more: Box::new(more), own: Vec::new() }
     }
 
-    /// With a page of JSON at this path. It gets the query, and must not wait for a thread that may stall.
+    /// With one more page of JSON, at this path. It gets the query, and must not wait for a thread that may stall.
     #[must_use]
     pub fn with_json(
-        self,
+        mut self,
         path: &'static str,
         json: impl Fn(Timestamp, &str) -> Result<String, String> + Send + 'static,
     ) -> Self {
-        Self { own: Some((path, Box::new(json))), ..self }
+        self.own.push((path, Box::new(json)));
+        self
     }
 
     pub(crate) fn vitals(&self) -> &Vitals {
@@ -77,27 +78,35 @@ impl Pages {
             Err(why) => Page::text(StatusCode::SERVICE_UNAVAILABLE, format!("{not}: {why}\n")),
         };
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        match (path, &self.own) {
-            ("/livez", _) => Ok(health(self.vitals.live(now), "stalled")),
-            ("/readyz", _) => Ok(health(self.vitals.ready(now), "not ready")),
-            ("/metrics", _) => Ok(Page::text(StatusCode::OK, self.metrics(now))),
-            ("/ui/state", _) => Ok(Page::json(self.state(now))),
-            (_, Some((own, json))) if path == *own => Ok(match json(now, query) {
+        if let Some((_, json)) = self.own.iter().find(|(own, _)| path == *own) {
+            return Ok(match json(now, query) {
                 Ok(body) => Page::json(body),
                 Err(wrong) => Page::text(StatusCode::BAD_REQUEST, wrong + "\n"),
-            }),
+            });
+        }
+        match path {
+            "/livez" => Ok(health(self.vitals.live(now), "stalled")),
+            "/readyz" => Ok(health(self.vitals.ready(now), "not ready")),
+            "/metrics" => Ok(Page::text(StatusCode::OK, self.metrics(now))),
+            "/ui/state" => Ok(Page::json(self.state(now))),
             _ if path == ui::ELSEWHERE.0 => {
                 let to = Page::text(StatusCode::PERMANENT_REDIRECT, String::new());
                 Ok(Page { fields: ui::ELSEWHERE.1, ..to })
             }
-            (_, own) => match (ui::file(path), own) {
-                (Some((content_type, text)), _) => {
+            _ => match ui::file(path) {
+                Some((content_type, text)) => {
                     Ok(Page { status: StatusCode::OK, content_type, fields: ui::FIELDS, body: text.to_owned() })
                 }
-                (None, Some((own, _))) => Err(format!("only /livez, /readyz, /metrics, /ui and {own} are here\n")),
-                (None, None) => Err("only /livez, /readyz, /metrics and /ui are here\n".to_owned()),
+                None => Err(self.what_is_here()),
             },
         }
+    }
+
+    fn what_is_here(&self) -> String {
+        let all = ["/livez", "/readyz", "/metrics", "/ui"].into_iter().chain(self.own.iter().map(|(path, _)| *path));
+        let all: Vec<&str> = all.collect();
+        let (last, others) = all.split_last().expect("there are four at least");
+        format!("only {} and {last} are here\n", others.join(", "))
     }
 
     /// Who this is, and why it is not well, for the page.
@@ -150,7 +159,25 @@ pub fn about_process(role: &str, name: &str) -> String {
     let (version, wire) = (env!("CARGO_PKG_VERSION"), WireVersion::THIS);
     let labels = format!("version=\"{version}\",wire=\"{wire}\",role=\"{role}\",name=\"{name}\"");
     let _ = writeln!(text, "downbeat_build_info{{{labels}}} 1");
+    text.push_str(&certificates(&transport::certificates_end()));
     text + &process::metrics()
+}
+
+/// When they end, by the keys that name their files.
+fn certificates(ends: &[(String, i64)]) -> String {
+    let (mut text, name) = (String::new(), "downbeat_certificate_ends_timestamp_seconds");
+    if !ends.is_empty() {
+        header(
+            &mut text,
+            name,
+            "When the certificate ends that this key names, or one between it and its authority",
+            "gauge",
+        );
+    }
+    for (key, end) in ends {
+        let _ = writeln!(text, "{name}{{key=\"{key}\"}} {end}");
+    }
+    text
 }
 
 pub(crate) fn header(text: &mut String, name: &str, help: &str, kind: &str) {
@@ -191,6 +218,14 @@ mod tests {
     }
 
     #[test]
+    fn the_ends_of_certificates_are_told_where_there_are_any() {
+        assert_eq!(certificates(&[]), "");
+        let told = certificates(&[("clients.tls.certificate".to_owned(), 1_898_553_600)]);
+        let line = "downbeat_certificate_ends_timestamp_seconds{key=\"clients.tls.certificate\"} 1898553600";
+        assert_eq!(told.lines().last(), Some(line));
+    }
+
+    #[test]
     fn what_would_end_a_label_is_escaped() {
         assert_eq!(label_value("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
     }
@@ -222,10 +257,12 @@ mod tests {
             if query == "page=0" { Ok("{}\n".to_owned()) } else { Err(format!("page: found {query}")) }
         };
         let pages = Pages::new("scheduler", "a-1", Vitals::default(), |_| String::new()).with_json("/v2/cluster", own);
+        let pages = pages.with_json("/debug/trace", |_, _| Ok("[]\n".to_owned()));
         let told = |target| pages.of(Timestamp::ZERO, target).map(|page| (page.status, page.content_type, page.body));
         assert_eq!(told("/v2/cluster?page=0"), Ok((StatusCode::OK, "application/json", "{}\n".to_owned())));
         let (status, _, body) = told("/v2/cluster?x").unwrap();
         assert_eq!((status, body.as_str()), (StatusCode::BAD_REQUEST, "page: found x\n"));
-        assert!(told("/v2/clusters").unwrap_err().contains("/ui and /v2/cluster are here"));
+        assert_eq!(told("/debug/trace").unwrap().2, "[]\n");
+        assert!(told("/v2/clusters").unwrap_err().contains("/ui, /v2/cluster and /debug/trace are here"));
     }
 }

@@ -115,6 +115,7 @@ fn serve(
 ) -> Result<(), BackendError> {
     let clock = Clock::start();
     let (schedulers, secrets) = (config.scheduler_list()?, config.network.secrets()?);
+    let certificates = config.network.certificates()?;
     tracing::info!(name = config.network.member_name(), "the backend starts");
     let stamps = Stamps::of(&config.repository)?;
     let found = repository::load(&config.repository)?.checked(config.strict)?;
@@ -160,7 +161,7 @@ fn serve(
         let look = || config.network.arm(None, &schedulers);
         let Some(arm) = transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)? else { break };
         let endpoint = EndpointConfig::over(arm).with_name("backend", &config.network.member_name());
-        let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(config.network.tls.clone());
+        let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(certificates.clone());
         let place = (config, &schedulers[..], endpoint);
         let mut session = Session::open(place, clock, (models, &shapes), not_loaded.clone(), threads, number)?;
         session.set_drained(is_drained);

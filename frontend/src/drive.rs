@@ -145,7 +145,7 @@ impl Frontend {
             ..EndpointConfig::over(arm)
                 .with_name("frontend", &config.network.member_name())
                 .with_secrets(secrets)
-                .with_tls(config.network.tls.clone())
+                .with_tls(config.network.certificates()?)
                 .listening(link)
         };
         let mut endpoint = Endpoint::open(endpoint)?;

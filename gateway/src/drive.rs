@@ -6,6 +6,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     rc::Rc,
+    sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 
@@ -19,7 +20,7 @@ use proto::Span;
 use repository::Repository;
 use thiserror::Error;
 use tokio::sync::mpsc;
-use transport::{Address, OpenError};
+use transport::{Address, Followed, OpenError};
 
 use crate::{
     config::{Config, TraceConfig},
@@ -76,7 +77,25 @@ enum Order {
 
 /// Tells a running gateway what to do, from any thread.
 #[derive(Clone)]
-pub struct Control(mpsc::Sender<Order>);
+pub struct Control {
+    orders: mpsc::Sender<Order>,
+    taken: Arc<Mutex<Taken>>,
+}
+
+/// The configuration that counts, and the files that it names.
+struct Taken {
+    config: Config,
+    files: Followed,
+}
+
+impl Taken {
+    /// With what is made of it.
+    fn of(config: &Config) -> Result<(Self, Gate), String> {
+        let files = Followed::new(config.clients.files());
+        let gate = Gate::open(config)?;
+        Ok((Self { config: config.clone(), files }, gate))
+    }
+}
 
 impl Control {
     /// Lets it end once `drain_grace_ms` are over and what is under way has been answered, or after
@@ -101,12 +120,36 @@ impl Control {
     /// # Errors
     /// What is wrong with the configuration; then nothing changes.
     pub fn reload(&self, config: &Config) -> Result<(), String> {
-        self.give(Order::Reload(Box::new(Gate::open(config)?)));
+        // Whoever is followed meanwhile must not be overtaken.
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (new, gate) = Taken::of(config)?;
+        *taken = new;
+        self.give(Order::Reload(Box::new(gate)));
         Ok(())
     }
 
+    /// From now on files that `[clients]` names are taken in anew once they hold something else.
+    fn follow_files(&self) -> io::Result<()> {
+        let control = self.clone();
+        transport::each_second("clients' files", move || control.look())
+    }
+
+    /// Takes in what has been replaced. `None` once nobody is told any more.
+    fn look(&self) -> Option<()> {
+        if self.orders.is_closed() {
+            return None;
+        }
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let Taken { config, files } = &mut *taken;
+        if let Some(gate) = files.look(|| Gate::open(config)) {
+            tracing::info!("clients: files that it names were replaced");
+            self.give(Order::Reload(Box::new(gate)));
+        }
+        Some(())
+    }
+
     fn give(&self, order: Order) {
-        if let Err(mpsc::error::TrySendError::Full(_)) = self.0.try_send(order) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.orders.try_send(order) {
             tracing::warn!("{ORDERS_MAX} orders of the operator wait already; one more is ignored");
         }
     }
@@ -166,7 +209,7 @@ impl Gateway {
         let record = Rc::new(Record::new(config.metrics));
         let (poll, vital) = (Poll::of(config)?, Vital::start(config, &record)?);
         let frontend = Frontend::open(&config.frontend()?, Rc::clone(&record) as Rc<dyn Observer>)?;
-        let gate = Gate::open(config).map_err(GatewayError::Config)?;
+        let (taken, gate) = Taken::of(config).map_err(GatewayError::Config)?;
         let http = config.http.as_ref().map(|address| listen("http", address)).transpose()?;
         let grpc = config.grpc.as_ref().map(|address| listen("grpc", address)).transpose()?;
         let desk = frontend.desk();
@@ -193,7 +236,9 @@ impl Gateway {
             service = service.tracing(tracing, otlp.trace_rate);
         }
         let (control, orders) = mpsc::channel(ORDERS_MAX);
-        let (server, control) = (Server::new(service, gate), Control(control));
+        let (server, control) =
+            (Server::new(service, gate), Control { orders: control, taken: Arc::new(Mutex::new(taken)) });
+        control.follow_files()?;
         Ok(Self { frontend, http, grpc, server, control, orders, poll, vital })
     }
 

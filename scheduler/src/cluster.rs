@@ -16,6 +16,7 @@ use proto::{
 use crate::{
     advice::AdviceConfig,
     control::{Control, ControlConfig, ControlOutput, PeerOutput, SuccessionConfig},
+    history::History,
     mailbox,
     messages::NetworkBudget,
     news::ShardToControl,
@@ -147,6 +148,13 @@ impl Cluster {
         let has_ports = !config.addresses.is_empty();
         let (report_at, outputs) = (Timestamp::PAST, VecDeque::new());
         Ok(Self { control: Control::new(config.control(), seed), shards, rank, has_ports, report_at, outputs })
+    }
+
+    /// What GPUs do is left there from now on.
+    pub fn record(&mut self, history: &History) {
+        for (thread, shard) in (0..).map(ModelThreadId).zip(&mut self.shards) {
+            shard.record(history.recorder(thread));
+        }
     }
 
     /// A frontend connected.

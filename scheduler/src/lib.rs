@@ -19,6 +19,7 @@ pub mod dynamic;
 pub mod estimates;
 pub mod free_times;
 pub mod gpu_work;
+pub mod history;
 pub mod indexed_heap;
 mod lanes;
 pub mod mailbox;
@@ -28,6 +29,7 @@ pub mod model_thread;
 mod model_times;
 pub mod network_times;
 pub mod news;
+pub mod perfetto;
 pub mod planner;
 mod planners;
 pub mod policy;
@@ -43,6 +45,7 @@ pub mod snapshot;
 pub mod status;
 pub mod task;
 pub mod task_queue;
+pub mod trace;
 
 /// Models that a scheduler keeps track of.
 pub const MODELS_MAX: usize = 65_536;

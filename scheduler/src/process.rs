@@ -29,8 +29,10 @@ use transport::{Address, Arm, Clock, Endpoint, EndpointConfig, OpenError};
 use crate::{
     cluster::ClusterConfig,
     config::{Config, RunError},
+    history::History,
     snapshot::Board,
     status::{self, Status},
+    trace::{self, Trace},
 };
 
 /// How often `stop` is looked at, and whether all threads are alive.
@@ -49,10 +51,18 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let (status, told) = (status(config, board.clone()), status(config, board.clone()));
     let pages = Pages::new("scheduler", config.fabric.member_name(), vitals.clone(), move |_| told.metrics());
     let pages = pages.with_json(status::PATH, move |now, query| status.page(now, query));
+    let era = era_clock(&cluster, clock);
+    // Nobody could look at it otherwise.
+    let history = config.admin.as_ref().map(|_| History::new(cluster.model_threads));
+    let trace = history.clone().map(|history| (Trace::new(history, board.clone()), era.clone()));
+    let pages = match trace {
+        Some((trace, era)) => pages.with_json(trace::PATH, move |_, query| trace.page(era.now(), query)),
+        None => pages,
+    };
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
     let _service = Service::start(clock, &vitals)?;
     vitals.set_ready(Err("a name is waited for"));
-    let Some(mut place) = Place::find((config, &vitals, &board), stop)? else { return Ok(()) };
+    let Some(mut place) = Place::find((config, &vitals, &board), (era, history), stop)? else { return Ok(()) };
     if cluster.model_threads == 1 {
         in_place::run((config, &mut place), &cluster, clock, stop)
     } else {
@@ -100,21 +110,29 @@ struct Place {
     name: String,
     vitals: Vitals,
     board: Board,
+    /// What everything in here is told.
+    era: EraClock,
+    /// Where what GPUs do is left, if anybody may look at it.
+    history: Option<History>,
 }
 
 impl Place {
     /// Looks up the names that the configuration has for this host. Those that are not there yet are waited for; `None`
     /// if `stop` is set meanwhile.
-    fn find((config, vitals, board): (&Config, &Vitals, &Board), stop: &AtomicBool) -> Result<Option<Self>, OpenError> {
+    fn find(
+        (config, vitals, board): (&Config, &Vitals, &Board),
+        (era, history): (EraClock, Option<History>),
+        stop: &AtomicBool,
+    ) -> Result<Option<Self>, OpenError> {
         let others: Vec<Address> = config.schedulers.iter().filter(|other| **other != config.listen).cloned().collect();
-        let secrets = config.fabric.secrets()?;
+        let (secrets, certificates) = (config.fabric.secrets()?, config.fabric.certificates()?);
         let look = || {
             let listen = transport::own_address("listen", &config.listen)?;
             let endpoint = EndpointConfig::over(config.fabric.arm(Some(listen.ip()), &others)?);
             let (name, vitals, board) = (config.fabric.member_name(), vitals.clone(), board.clone());
             let endpoint = endpoint.with_name("scheduler", &name).with_secrets(secrets.clone());
-            let endpoint = endpoint.with_tls(config.fabric.tls.clone());
-            Ok(Self { listen, endpoint, name, vitals, board })
+            let endpoint = endpoint.with_tls(certificates.clone());
+            Ok(Self { listen, endpoint, name, vitals, board, era: era.clone(), history: history.clone() })
         };
         transport::wait_for_names(|| stop.load(Ordering::Relaxed), look)
     }

@@ -15,6 +15,7 @@ mod given_back;
 mod heirs;
 mod knowledge;
 mod plans;
+mod recorded;
 mod sending;
 mod served;
 mod weights;
@@ -41,6 +42,7 @@ use thiserror::Error;
 use crate::{
     advice::Served,
     estimates::{Estimates, Learning, ProfileChange},
+    history::Recorder,
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToShard, Forwarded, Gpu, Learned, Moved, Offered, PlannedWith, ShardToControl},
@@ -55,7 +57,7 @@ use fencing::{Confirmed, Fences};
 use given_back::GivenBack;
 use heirs::Heir;
 pub use heirs::Unfinished;
-use plans::{Dropped, PlanTimes, Plans, RunningTask, SentPlan};
+use plans::{Done, Dropped, PlanTimes, Plans, RunningTask, SentPlan};
 
 /// How often plans are looked at whose backends should have spoken.
 const WATCH_INTERVAL: Span = Span::from_millis(250);
@@ -231,6 +233,8 @@ pub struct Shard {
     predictions: Predictions,
     /// Tasks that backends may run again alone.
     samples: Samples,
+    /// For whoever looks at the last seconds, if anybody may.
+    recorder: Option<Recorder>,
     /// When plans are looked at again.
     watch_at: Timestamp,
     outputs: VecDeque<ShardOutput>,
@@ -259,6 +263,7 @@ impl Shard {
             cold: 0,
             predictions: Predictions::default(),
             samples: Samples::default(),
+            recorder: None,
             watch_at: Timestamp::PAST,
             outputs: VecDeque::new(),
             config,
@@ -458,16 +463,16 @@ impl Shard {
         let (length, payload) = (slot.input_bytes, Ride { attempt: 0, losses: 0, slot });
         let task = Task { id, deadline, priority, application: number, length, payload };
         match self.models.get_mut(&model) {
-            _ if is_full => self.drop_task(id, DropReason::QueueFull),
+            _ if is_full => self.refuse_task(now, (model, id), DropReason::QueueFull),
             Some(Model { hosted: Err(reason), .. }) => {
                 let reason = *reason;
-                self.drop_task(id, reason);
+                self.refuse_task(now, (model, id), reason);
             }
-            Some(_) if !is_served => self.drop_task(id, DropReason::NoBackend),
+            Some(_) if !is_served => self.refuse_task(now, (model, id), DropReason::NoBackend),
             // Rows of a request that is let in come with it, however many they are.
             Some(entry) if is_first && entry.is_full(&*self.planner, model, priority) => {
                 entry.served.lost += u64::from(deadline != Timestamp::NEVER);
-                self.drop_task(id, DropReason::QueueFull);
+                self.refuse_task(now, (model, id), DropReason::QueueFull);
             }
             Some(entry) => {
                 entry.tasks += 1;
@@ -543,6 +548,7 @@ impl Shard {
             .plans
             .on_done(backend, id, &failed)
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
+        self.note_done(now, backend, &done, outcome);
         // What a backend says of its clock must not keep its GPU from being free.
         let freed_at = match outcome {
             PlanOutcome::Executed { finished_at, .. } => Some(finished_at.min(now)),
@@ -629,7 +635,8 @@ impl Shard {
                     self.count_lost(model, &task, reason);
                     let hosted = self.models.get(&model).map_or(Err(DropReason::NoBackend), |entry| entry.hosted);
                     let is_unhosted = reason == DropReason::NoBackend;
-                    self.drop_task(task.id, hosted.err().filter(|_| is_unhosted).unwrap_or(reason));
+                    let reason = hosted.err().filter(|_| is_unhosted).unwrap_or(reason);
+                    self.refuse_task(now, (model, task.id), reason);
                 }
             }
         }

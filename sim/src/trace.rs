@@ -2,11 +2,12 @@
 
 use std::{
     fs::File,
-    io::{self, BufWriter, Write},
+    io::{self, BufWriter},
     path::Path,
 };
 
 use proto::Timestamp;
+use scheduler::perfetto::{Row, Writer, micros};
 use serde_json::json;
 
 /// Events that a trace holds; later ones are counted, not kept. Viewers do not open much larger files.
@@ -94,60 +95,43 @@ impl Trace {
         self.omitted
     }
 
-    /// Writes the trace in the Trace Event Format; times are microseconds.
+    /// Writes the trace in the Trace Event Format.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, path: &Path, models: &[&str]) -> io::Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
-        write!(file, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+        let mut file = Writer::begin(BufWriter::new(File::create(path)?))?;
         let gpu_of = |event: &Event| match event {
-            Event::Batch { gpu, .. } | Event::Killed { gpu, .. } => gpu + 1,
+            Event::Batch { gpu, .. } | Event::Killed { gpu, .. } => *gpu as usize + 1,
             Event::Drop { .. } | Event::Answer { .. } => 0,
         };
         let gpus = self.events.iter().map(gpu_of).max().unwrap_or(0);
-        let mut separator = "";
-        for row in 0..=gpus {
-            let name = if row < gpus { format!("GPU {row}") } else { "dropped".to_owned() };
-            let name = json!({"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}});
-            write!(file, "{separator}\n{name}")?;
-            separator = ",";
+        let row = |row| Row { group: 0, row };
+        for gpu in 0..gpus {
+            file.name_row(row(gpu), &format!("GPU {gpu}"))?;
         }
-        let micros = |at: Timestamp| at.as_nanos() as f64 / 1e3;
+        file.name_row(row(gpus), "dropped")?;
         for event in &self.events {
-            let slice = |gpu: u32, model: u32, size: u32, (from, to): (Timestamp, Timestamp), note| {
-                json!({
-                    "ph": "X",
-                    "name": format!("{} x{size}{note}", models[model as usize]),
-                    "pid": 0,
-                    "tid": gpu,
-                    "ts": micros(from),
-                    "dur": (to - from).as_micros_f64(),
-                    "args": {"model": models[model as usize], "batch": size},
-                })
+            let mut slice = |gpu: u32, model: u32, size: u32, ran: (Timestamp, Timestamp), note: &str| {
+                let model = models[model as usize];
+                let args = json!({"model": model, "batch": size});
+                file.slice(row(gpu as usize), &format!("{model} x{size}{note}"), ran, args)
             };
-            let event = match *event {
+            match *event {
                 Event::Batch { gpu, model, size, started_at, finished_at } => {
-                    slice(gpu, model, size, (started_at, finished_at), "")
+                    slice(gpu, model, size, (started_at, finished_at), "")?;
                 }
                 Event::Killed { gpu, model, size, started_at, killed_at } => {
-                    slice(gpu, model, size, (started_at, killed_at), " killed")
+                    slice(gpu, model, size, (started_at, killed_at), " killed")?;
                 }
-                Event::Answer { .. } => continue,
-                Event::Drop { model, arrived_at, dropped_at } => json!({
-                    "ph": "i",
-                    "s": "t",
-                    "name": models[model as usize],
-                    "pid": 0,
-                    "tid": gpus,
-                    "ts": micros(dropped_at),
-                    "args": {"arrived_us": micros(arrived_at)},
-                }),
-            };
-            write!(file, ",\n{event}")?;
+                Event::Answer { .. } => {}
+                Event::Drop { model, arrived_at, dropped_at } => {
+                    let args = json!({"arrived_us": micros(arrived_at)});
+                    file.instant(row(gpus), models[model as usize], dropped_at, args)?;
+                }
+            }
         }
-        writeln!(file, "\n]}}")?;
-        file.flush()
+        file.end().map(drop)
     }
 }
 

@@ -125,6 +125,20 @@ def refuse_certificate(cluster, _):
     stop.set()
 
 
+def show_old_certificate(cluster, _):
+    """A certificate that ends tomorrow lies where the frontend's own was; then the own one again."""
+    make_certificate(cluster, days=1)
+    yield
+    make_certificate(cluster, days=90)
+
+
+def make_certificate(cluster, days):
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", str(days), "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-keyout", cluster.folder / "key.pem", "-out", cluster.folder / "certificate.pem"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 def forget_drain(cluster, _):
     primary = cluster.address("scheduler-0", LISTEN)
     cluster.command("drain", "frontend", "frontend-1", "--scheduler", primary)
@@ -247,10 +261,7 @@ def of_requests(cluster):
 
 def of_members(cluster):
     write(cluster.repository, [Model("quick")])
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    command += ["-keyout", cluster.folder / "key.pem", "-out", cluster.folder / "certificate.pem"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    subprocess.run(command, check=True, capture_output=True)
+    make_certificate(cluster, days=90)
     files = {"certificate": str(cluster.folder / "certificate.pem"), "key": str(cluster.folder / "key.pem")}
     cluster.layout["frontend-1"] = {"clients.tls": files}
 
@@ -312,6 +323,7 @@ CLUSTERS = {
             [
                 Fault("a frontend loses packets", lose_packets, {"DownbeatPacketsLost": ".20:28100"}),
                 Fault("clients refuse a certificate", refuse_certificate, {"DownbeatClientsRefused": "handshake"}),
+                Fault("a certificate is not renewed", show_old_certificate, {"DownbeatCertificatesEnd": ".21:28100"}),
                 Fault("nobody ends a drain", forget_drain, {"DownbeatMembersNotReady": ".21:28100"}),
                 Fault("a member joins and obeys nobody", disobey, {"DownbeatMembersDisobey": "1 members"}),
             ],

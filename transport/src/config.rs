@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{
-    PeerName, Release, Secrets, TlsFiles,
+    Certificates, PeerName, Release, Secrets,
     arm_name::ArmName,
     error::{ConfigError, OpenError},
     limits::{CREDIT_MAX, ROCE_PORT, SECRET_BYTES_MIN},
@@ -190,7 +190,7 @@ pub struct EndpointConfig {
     /// What this process is; peers whose wire has another version are refused with both names.
     pub release: Release,
     /// Certificates; with them both ends of every bootstrap also prove themselves by mutual TLS, and it is encrypted.
-    pub tls: Option<TlsFiles>,
+    pub tls: Option<Certificates>,
     /// Connections at once, both directions.
     pub connections_max: usize,
     /// Bytes of READs that may be outstanding at once, over all connections, shared fairly. 0: what suits the arm,
@@ -252,8 +252,8 @@ impl EndpointConfig {
 
     /// The same with these certificates, if any.
     #[must_use]
-    pub fn with_tls(mut self, files: Option<TlsFiles>) -> Self {
-        self.tls = files;
+    pub fn with_tls(mut self, certificates: Option<Certificates>) -> Self {
+        self.tls = certificates;
         self
     }
 

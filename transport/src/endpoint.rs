@@ -26,6 +26,7 @@ use crate::{
     Access, Address, ConnectionId, DeviceMemory, DisconnectReason, EndpointConfig, Event, Path, PeerName, PostError,
     Region, RegionKey, Release, Secrets, Transfer, Way,
     bootstrap::{HEARTBEAT, Identity, Parameters},
+    certificates::Certificates,
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     device::{
         Device,
@@ -37,7 +38,6 @@ use crate::{
     poller::{Interest, Poller, Waker},
     reads::Reads,
     resolve::Resolver,
-    tls::Tls,
     traffic::{Reporter, Traffic},
 };
 
@@ -63,7 +63,7 @@ pub struct Endpoint {
     poller: Poller,
     acceptor: Option<Acceptor>,
     members: Membership,
-    tls: Option<Tls>,
+    certificates: Option<Certificates>,
     /// Connections to names that are being looked up.
     names: Names,
     connections_refused: u64,
@@ -151,7 +151,7 @@ impl Endpoint {
             return Err(OpenError::ConnectionsMax { found: config.connections_max });
         }
         config.secrets.check()?;
-        let tls = config.tls.as_ref().map(Tls::load).transpose()?;
+        let certificates = config.tls;
         let poller = Poller::new().map_err(OpenError::Poller)?;
         let demand = Demand {
             queue_pairs_max: config.connections_max,
@@ -164,7 +164,7 @@ impl Endpoint {
         let device = Device::open(config.arm, demand)?;
         let members = Membership { secrets: config.secrets, release: Arc::new(config.release) };
         let listen = |at| {
-            let opened = Acceptor::open(at, members.clone(), tls.clone());
+            let opened = Acceptor::open(at, members.clone(), certificates.clone());
             opened.map_err(|cause| OpenError::Listen { at, cause })
         };
         let acceptor = config.listen.map(listen).transpose()?;
@@ -182,7 +182,7 @@ impl Endpoint {
             poller,
             acceptor,
             members,
-            tls,
+            certificates,
             names,
             connections_refused: 0,
             incarnation: rand::random(),

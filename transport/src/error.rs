@@ -31,6 +31,9 @@ pub enum OpenError {
     /// Files with secrets cannot be followed.
     #[error("secret_file: no thread can be started that reads it anew: {0}")]
     SecretsThread(io::Error),
+    /// Files with certificates cannot be followed.
+    #[error("tls: no thread can be started that reads its files anew: {0}")]
+    CertificatesThread(io::Error),
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),

@@ -56,6 +56,8 @@
 //! | `error` | why operations fail, one type for each |
 //! | `address`, `resolve` | where somebody is, by address or name; names are looked up on threads of their own |
 //! | `secrets` | what members prove to each other that they know, and the files with it |
+//! | `certificates` | certificates of their files, and when they end |
+//! | `followed` | files that are taken in anew once they hold something else |
 //! | `limits`, `arm_name` | what errors name, too |
 //! | `traffic`, `peer_name` | what all endpoints have seen of the network and of whom, for operators |
 //! | `path` | the way that packets of a connection take, for operators |
@@ -64,6 +66,7 @@
 mod address;
 mod arm_name;
 mod bootstrap;
+mod certificates;
 mod channel;
 mod clock;
 mod config;
@@ -75,6 +78,7 @@ mod device_memory;
 mod endpoint;
 pub mod error;
 mod event;
+mod followed;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod limits;
@@ -100,6 +104,7 @@ mod traffic;
 
 pub use address::{Address, AddressError, OwnAddress};
 pub use arm_name::{AUTO_DEVICE, ArmName, ArmNameError};
+pub use certificates::{Certificates, certificates_end};
 pub use clock::Clock;
 pub use config::{
     Arm, EndpointConfig, Faults, NetworkConfig, SCHEDULERS_MAX, SecretKey, Sharing, VerbsConfig, VerbsSettings,
@@ -112,6 +117,7 @@ pub use device_memory::{DeviceMemory, Keeper, Way};
 pub use endpoint::Endpoint;
 pub use error::OpenError;
 pub use event::{Access, ConnectionId, DisconnectReason, Event, PostError, RegionKey, Transfer, TransferError};
+pub use followed::{Followed, each_second};
 pub use limits::{
     CONNECTIONS_MAX, CREDIT_MAX, HANDSHAKE_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN, SILENCE_MAX,
     WORK_MAX,

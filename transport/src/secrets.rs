@@ -1,24 +1,18 @@
 //! What members prove to each other that they know: a secret, or two while a cluster goes over from one to the other.
 //! The first is used to prove, either is believed. Those that files hold are read anew each second.
-#![allow(clippy::disallowed_methods)] // A driver: it reads files on a thread of its own, in real time.
-
 use std::{
     fmt,
     fs::File,
     io::Read as _,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock, Weak},
-    thread,
-    time::Duration,
 };
 
 use crate::{
     error::{ConfigError, OpenError, SecretError},
+    followed::{Followed, each_second},
     limits::{SECRET_BYTES_MIN, SECRET_FILE_BYTES_MAX, SECRETS_MAX},
 };
-
-/// How often files are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The secrets of a moment, the one to prove with first.
 pub(crate) type Known = Arc<[Box<[u8]>]>;
@@ -42,12 +36,7 @@ impl Secrets {
         let (mut files, known) = Files::open(paths)?;
         let secrets = Self(Arc::new(RwLock::new(known)));
         let shared = Arc::downgrade(&secrets.0);
-        let watch = move || {
-            while let Some(()) = files.look(&shared) {
-                thread::sleep(LOOK_EVERY);
-            }
-        };
-        thread::Builder::new().name("secrets".to_owned()).spawn(watch).map_err(OpenError::SecretsThread)?;
+        each_second("secrets", move || files.look(&shared)).map_err(OpenError::SecretsThread)?;
         Ok(secrets)
     }
 
@@ -91,47 +80,35 @@ pub(crate) fn check_count(found: usize) -> Result<(), ConfigError> {
     if (1..=SECRETS_MAX).contains(&found) { Ok(()) } else { Err(ConfigError::Secrets { found }) }
 }
 
-/// Files with secrets, and what is wrong with them at present.
+/// Files with secrets.
 struct Files {
     paths: Vec<PathBuf>,
-    wrong: Option<String>,
+    followed: Followed,
 }
 
 impl Files {
     fn open(paths: &[PathBuf]) -> Result<(Self, Known), SecretError> {
-        let files = Self { paths: paths.to_vec(), wrong: None };
-        let known = files.read()?;
+        let files = Self { paths: paths.to_vec(), followed: Followed::new(paths.to_vec()) };
+        let known = read_all(&files.paths)?;
         Ok((files, known))
-    }
-
-    fn read(&self) -> Result<Known, SecretError> {
-        self.paths.iter().map(|path| read(path).map(Vec::into_boxed_slice)).collect()
     }
 
     /// Takes in what has been replaced. `None` once nobody is left who wants to know.
     fn look(&mut self, shared: &Weak<RwLock<Known>>) -> Option<()> {
         let shared = shared.upgrade()?;
-        match self.read() {
-            Ok(found) => {
-                let mut known = shared.write().unwrap_or_else(PoisonError::into_inner);
-                if *known != found {
-                    tracing::info!(
-                        "secret_file: it was replaced; connections from now on prove and believe what it holds"
-                    );
-                    *known = found;
-                }
-                self.wrong = None;
-            }
-            Err(error) => {
-                let wrong = error.to_string();
-                if self.wrong.as_ref() != Some(&wrong) {
-                    tracing::warn!("{wrong}; what was there before counts on");
-                    self.wrong = Some(wrong);
-                }
+        if let Some(found) = self.followed.look(|| read_all(&self.paths)) {
+            let mut known = shared.write().unwrap_or_else(PoisonError::into_inner);
+            if *known != found {
+                tracing::info!("secret_file: it was replaced; connections from now on prove and believe what it holds");
+                *known = found;
             }
         }
         Some(())
     }
+}
+
+fn read_all(paths: &[PathBuf]) -> Result<Known, SecretError> {
+    paths.iter().map(|path| read(path).map(Vec::into_boxed_slice)).collect()
 }
 
 /// A file's secret, without the end of its line.
@@ -208,13 +185,13 @@ mod tests {
         // Half written; gone; there again as another one.
         std::fs::write(&path, "half").unwrap();
         files.look(&shared).unwrap();
-        assert!(files.wrong.is_some() && known(&secrets) == [FIRST]);
+        assert!(files.followed.is_wrong() && known(&secrets) == [FIRST]);
         std::fs::remove_file(&path).unwrap();
         files.look(&shared).unwrap();
-        assert!(files.wrong.is_some() && known(&secrets) == [FIRST]);
+        assert!(files.followed.is_wrong() && known(&secrets) == [FIRST]);
         std::fs::write(&path, SECOND).unwrap();
         files.look(&shared).unwrap();
-        assert!(files.wrong.is_none() && known(&secrets) == [SECOND]);
+        assert!(!files.followed.is_wrong() && known(&secrets) == [SECOND]);
         drop(secrets);
         assert!(files.look(&shared).is_none(), "nobody wants to know");
     }

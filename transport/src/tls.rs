@@ -26,7 +26,7 @@ use rustls::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{OpenError, error::TlsError};
+use crate::{OpenError, certificates::note_shown, error::TlsError};
 
 /// Certificates of a member, as files in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +68,9 @@ impl ServerTlsFiles {
     pub fn load(&self, table: &str) -> Result<ServerConfig, OpenError> {
         let pem = Pem { table };
         let roots = self.authority.as_ref().map(|authority| pem.roots(authority)).transpose()?;
-        pem.server(&self.certificate, &self.key, roots.zip(self.authority.as_deref()))
+        let server = pem.server(&self.certificate, &self.key, roots.zip(self.authority.as_deref()))?;
+        pem.note_shown(&self.certificate)?;
+        Ok(server)
     }
 
     /// Whether its key is RSA, with which a signature takes 10 to 50 times as long as on a curve.
@@ -129,9 +131,16 @@ impl Tls {
             .with_client_auth_cert(chain, pem.private(key)?)
             .map_err(wrong)?;
         let server = pem.server(certificate, key, Some((roots, authority)))?;
+        pem.note_shown(certificate)?;
         let name = ServerName::try_from(name.clone())
             .map_err(|error| TlsError::Name { name: files.name.clone(), cause: error.to_string() })?;
         Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
+    }
+
+    /// Whether it was loaded together with the other.
+    #[cfg(test)]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.client, &other.client)
     }
 }
 
@@ -167,6 +176,13 @@ impl Pem<'_> {
             Ok(found) if found.is_empty() => Err(self.wrong(key, path, &"no certificate in it")),
             read => read.map_err(|error| self.wrong(key, path, &error)),
         }
+    }
+
+    /// Notes when what is shown from now on ends, for operators.
+    fn note_shown(&self, certificate: &Path) -> Result<(), OpenError> {
+        let chain = self.certificates("certificate", certificate)?;
+        note_shown(&format!("{}.certificate", self.table), &chain);
+        Ok(())
     }
 
     fn private(&self, path: &Path) -> Result<PrivateKeyDer<'static>, OpenError> {

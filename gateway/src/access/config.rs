@@ -93,6 +93,13 @@ impl Clients {
         self.tls.as_ref().is_some_and(|tls| tls.authority.is_some() || !self.token.is_empty())
     }
 
+    /// The files that it names.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        let tls = self.tls.iter().flat_map(|tls| [Some(&tls.certificate), Some(&tls.key), tls.authority.as_ref()]);
+        tls.flatten().chain(self.token.iter().filter_map(|token| token.file.as_ref())).cloned().collect()
+    }
+
     /// Checks everything and reads the tokens' files. The first grant is that of clients without a token.
     ///
     /// # Errors

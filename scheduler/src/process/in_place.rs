@@ -32,8 +32,11 @@ pub(super) fn run(
     clock: Clock,
     stop: &AtomicBool,
 ) -> Result<(), RunError> {
-    let era = super::era_clock(cluster, clock);
-    let cluster = Cluster::new(cluster, rand::random())?;
+    let era = place.era.clone();
+    let mut cluster = Cluster::new(cluster, rand::random())?;
+    if let Some(history) = &place.history {
+        cluster.record(history);
+    }
     let mut connections = Connections::new(place.open(place.listen, false)?);
     let peers = Peers::open((config, &place.name), clock, era.clone(), &mut connections.endpoint)?;
     tracing::info!(name = place.name, listen = %config.listen, policy = %config.policy, "the scheduler is up");

@@ -92,7 +92,7 @@ pub(super) fn run(
 ) -> Result<(), RunError> {
     check_cores(config, cluster.model_threads)?;
     let mut control_port = Connections::new(place.open(place.listen, true)?);
-    let era = super::era_clock(&cluster, clock);
+    let era = place.era.clone();
     let peers = Peers::open((config, &place.name), clock, era.clone(), &mut control_port.endpoint)?;
     let ids = || (0..cluster.model_threads).map(ModelThreadId);
     let ports = ids().map(|_| place.open(SocketAddr::new(place.listen.ip(), 0), true).map(Connections::new));
@@ -135,9 +135,13 @@ pub(super) fn run(
     running.push(spawn("rank".to_owned(), Box::new(body))?);
     for (((id, port), end), news) in ids().zip(ports).zip(model_ends).zip(shard_news) {
         let planner = cluster.policy.sharded_planner(cluster.budget, end)?;
+        let mut shard = Shard::new(cluster.shard(id), planner);
+        if let Some(history) = &place.history {
+            shard.record(history.recorder(id));
+        }
         let mut driver = ShardDriver {
             id,
-            shard: Shard::new(cluster.shard(id), planner),
+            shard,
             port,
             news,
             to_control: to_control.another(),

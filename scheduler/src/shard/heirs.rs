@@ -62,7 +62,7 @@ impl Shard {
         let latency = profile.map_or(Span::ZERO, |profile| profile.latency(tasks.len().clamp(1, profile.max_batch())));
         let predicted = Predicted { duration: latency, ends_at: at };
         let is_unequal = self.models.get(&model).is_some_and(|entry| entry.cost.is_some());
-        let times = PlanTimes { sent_at: now, latest: at, predicted, is_unequal };
+        let times = PlanTimes { sent_at: now, exec_at: at, latest: at, predicted, is_unequal };
         let sent = SentPlan::inherited((backend, gpu_index), model, tasks, (times, frees_at.is_none()));
         self.plans.insert_inherited(id, sent);
     }

@@ -46,6 +46,8 @@ const ANSWERS_MAX: Span = Wait::Answers.bound();
 pub(super) struct PlanTimes {
     /// The plan left.
     pub(super) sent_at: Timestamp,
+    /// It must not start earlier.
+    pub(super) exec_at: Timestamp,
     /// It must not start later.
     pub(super) latest: Timestamp,
     /// How long it will run, and when the GPU will be done with it.
@@ -126,6 +128,12 @@ impl SentPlan {
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) gpu: GpuId,
+    /// Its place at its backend.
+    pub(super) gpu_index: u32,
+    /// Tasks that took part, as far as is known.
+    pub(super) tasks: usize,
+    /// When it was to start; `None` if an earlier primary sent it.
+    pub(super) window: Option<(Timestamp, Timestamp)>,
     /// Tasks in the batch, as planned.
     pub(super) size: usize,
     pub(super) model: ModelId,
@@ -214,7 +222,10 @@ impl Plans {
         let sent = (!plan.is_inherited()).then_some((plan.times.sent_at, plan.times.predicted));
         // With fewer tasks than were planned it may be another one's time.
         let sample = plan.sample.filter(|_| plan.tasks.len() == plan.size);
-        Some(Done { gpu: plan.gpu, size: plan.size, model: plan.model, sample, sent, failed, is_guarded })
+        let window = (!plan.is_inherited()).then_some((plan.times.exec_at, plan.times.latest));
+        let (gpu, gpu_index, model) = (plan.gpu, plan.gpu_index, plan.model);
+        let (tasks, size) = (plan.tasks.len() + plan.heirs.len(), plan.size);
+        Some(Done { gpu, gpu_index, tasks, window, size, model, sample, sent, failed, is_guarded })
     }
 
     /// Of a plan's tasks with an objective, those that could end then, and those that should have ended before.
@@ -321,7 +332,13 @@ mod tests {
     fn plan(backend: u32, tasks: impl IntoIterator<Item = u64>) -> SentPlan {
         let tasks = tasks.into_iter().map(task).collect();
         let predicted = Predicted { duration: Span(4), ends_at: Timestamp(9) };
-        let times = PlanTimes { sent_at: Timestamp(1), latest: Timestamp(5), predicted, is_unequal: false };
+        let times = PlanTimes {
+            sent_at: Timestamp(1),
+            exec_at: Timestamp(2),
+            latest: Timestamp(5),
+            predicted,
+            is_unequal: false,
+        };
         SentPlan::new((BackendId(backend), 0), GpuId(0), (tasks, None), times)
     }
 

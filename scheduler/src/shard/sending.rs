@@ -23,7 +23,7 @@ impl Shard {
             slot: ride.slot,
         });
         let is_unequal = self.models.get(&model).is_some_and(|entry| entry.cost.is_some());
-        let times = PlanTimes { sent_at: now, latest, predicted, is_unequal };
+        let times = PlanTimes { sent_at: now, exec_at, latest, predicted, is_unequal };
         let plan = self.plans.insert(SentPlan::new((backend, gpu_index), gpu, (running.collect(), sampled), times));
         let planned = tasks.iter().map(|(key, ride)| PlannedTask {
             task: key.id,

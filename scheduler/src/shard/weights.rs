@@ -3,7 +3,7 @@
 use proto::{backend_to_scheduler::WeightsOutcome, weights::LOAD_MAX};
 
 use super::*;
-use crate::task::LoadEnd;
+use crate::{history::Lane, task::LoadEnd};
 
 impl Shard {
     /// Tells a GPU's backend something; nothing if it has left.
@@ -50,6 +50,7 @@ impl Shard {
             }
         }
         entry.loads.remove(&model);
+        let lane = Lane { backend, gpu: entry.index };
         // What a backend says of its clock must not keep the way to its GPU from being free.
         let end = match outcome {
             WeightsOutcome::Loaded { finished_at, .. } => {
@@ -57,6 +58,7 @@ impl Shard {
             }
             WeightsOutcome::Failed { failed_at } => LoadEnd { finished_at: failed_at.min(now), is_loaded: false },
         };
+        self.note_loaded(now, lane, model, outcome);
         self.follow_estimates(now);
         self.planner.handle_loaded(now, gpu, model, end);
     }

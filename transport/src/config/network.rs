@@ -22,7 +22,7 @@ use super::{
     secret_key::{Inline, SecretKey},
 };
 use crate::{
-    Address, OpenError, OwnAddress, Secrets, TlsFiles,
+    Address, Certificates, OpenError, OwnAddress, Secrets, TlsFiles,
     arm_name::ArmName,
     limits::ROCE_PORT,
     resolve::{own_or_routed, source_address},
@@ -79,6 +79,14 @@ impl NetworkConfig {
         self.secret.open()
     }
 
+    /// The certificates, if there are any, which files are read for.
+    ///
+    /// # Errors
+    /// One line that names the key and the file, and what is wrong with it.
+    pub fn certificates(&self) -> Result<Option<Certificates>, OpenError> {
+        self.tls.as_ref().map(Certificates::of_files).transpose()
+    }
+
     /// Reads the files that these keys name, as a start does. No name is looked up, and nothing is opened.
     ///
     /// # Errors
@@ -128,7 +136,7 @@ impl NetworkConfig {
     /// As [`Self::arm`] and [`Self::secrets`].
     pub fn endpoint(&self, own: Option<IpAddr>, schedulers: &[Address]) -> Result<EndpointConfig, OpenError> {
         let endpoint = EndpointConfig::over(self.arm(own, schedulers)?);
-        Ok(endpoint.with_secrets(self.secrets()?).with_tls(self.tls.clone()))
+        Ok(endpoint.with_secrets(self.secrets()?).with_tls(self.certificates()?))
     }
 
     /// Reads a table that holds these keys and a role's own, which `role` reads.

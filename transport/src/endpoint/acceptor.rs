@@ -25,12 +25,12 @@ use super::Membership;
 use crate::{
     Clock,
     bootstrap::{Bootstrap, BootstrapEvent, NONCE_BYTES},
+    certificates::Certificates,
     limits::HANDSHAKE_MAX,
     link::{Link, READ_BYTES},
     notes::Notes,
     poller::{Interest, Poller, Waker},
     strangers::{STRANGERS_MAX, Strangers},
-    tls::Tls,
 };
 
 /// Connections accepted in one turn.
@@ -68,7 +68,7 @@ struct Shared {
 
 impl Acceptor {
     /// Listens, and starts the thread.
-    pub(super) fn open(at: SocketAddr, members: Membership, tls: Option<Tls>) -> io::Result<Self> {
+    pub(super) fn open(at: SocketAddr, members: Membership, certificates: Option<Certificates>) -> io::Result<Self> {
         let socket = listen(at)?;
         let address = socket.local_addr()?;
         let poller = Poller::new()?;
@@ -80,7 +80,7 @@ impl Acceptor {
             poller,
             clock: Clock::start(),
             members,
-            tls,
+            certificates,
             strangers: Strangers::new(STRANGERS_MAX, HANDSHAKE_MAX),
             refusals: Notes::default(),
             paused_until: None,
@@ -151,7 +151,7 @@ struct Reception {
     poller: Poller,
     clock: Clock,
     members: Membership,
-    tls: Option<Tls>,
+    certificates: Option<Certificates>,
     strangers: Strangers<Visitor>,
     refusals: Notes,
     /// Set while the system has no descriptors left.
@@ -208,7 +208,8 @@ impl Reception {
                 }
             };
             let bootstrap = Bootstrap::server(now, self.members.identity(), rand::random::<[u8; NONCE_BYTES]>());
-            let Ok(link) = Link::accepted(stream, self.tls.as_ref(), bootstrap) else { continue };
+            let tls = self.certificates.as_ref().map(Certificates::known);
+            let Ok(link) = Link::accepted(stream, tls.as_ref(), bootstrap) else { continue };
             let visitor = Visitor { link, peer, interest: Interest::Read };
             let (number, evicted) = self.strangers.admit(now, peer.ip(), visitor);
             if let Some(evicted) = evicted {

@@ -13,7 +13,7 @@ use super::{
     names::{Found, Peer},
 };
 use crate::{
-    ConnectionId, DisconnectReason, Event,
+    Certificates, ConnectionId, DisconnectReason, Event,
     bootstrap::{Bootstrap, BootstrapEvent, NONCE_BYTES, Parameters},
     channel::{Channel, RECEIVE_DEPTH},
     device::interface::Descriptor,
@@ -60,7 +60,8 @@ impl Endpoint {
             return Err(ConnectError::HelloTooLong(hello.len()));
         }
         let bootstrap = Bootstrap::client(now, self.members.identity(), rand::random::<[u8; NONCE_BYTES]>());
-        let link = Link::connect(to.at, self.tls.as_ref(), bootstrap)?;
+        let tls = self.certificates.as_ref().map(Certificates::known);
+        let link = Link::connect(to.at, tls.as_ref(), bootstrap)?;
         Ok(self.add_connection(id, link, to, Stage::Calling { hello })?)
     }
 

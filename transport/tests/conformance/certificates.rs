@@ -5,10 +5,10 @@ use std::path::Path;
 use crate::fabric::{Fabric, config};
 use proto::Span;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use transport::{Event, TlsFiles};
+use transport::{Certificates, Event, TlsFiles};
 
 /// Writes an authority and a member of it. What the authority is called does not matter; its key does.
-fn member(directory: &Path, authority: &str) -> TlsFiles {
+fn member(directory: &Path, authority: &str) -> Certificates {
     let path = |file: &str| directory.join(format!("{authority}-{file}"));
     let mut params = CertificateParams::new([]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -20,7 +20,8 @@ fn member(directory: &Path, authority: &str) -> TlsFiles {
     std::fs::write(path("member.pem"), certificate.pem()).unwrap();
     std::fs::write(path("member.key"), key.serialize_pem()).unwrap();
     let name = "downbeat".into();
-    TlsFiles { certificate: path("member.pem"), key: path("member.key"), authority: path("ca.pem"), name }
+    let (certificate, key, authority) = (path("member.pem"), path("member.key"), path("ca.pem"));
+    Certificates::of_files(&TlsFiles { certificate, key, authority, name }).unwrap()
 }
 
 #[test]
