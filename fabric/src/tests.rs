@@ -26,10 +26,12 @@ fn no_seed_breaks_an_invariant() {
         total.served += summary.served;
         total.late += summary.late;
         total.samples += summary.samples;
+        total.lower_epochs += summary.lower_epochs;
         kinds.extend(summary.failed.into_keys());
     }
     assert!(total.served * 2 > total.sent && total.late * 100 > total.served, "{total:?}");
     eprintln!("{total:?}");
+    assert!(total.lower_epochs > SEEDS, "schedulers tell lower epochs: {total:?}");
     assert!(total.samples > SEEDS, "dynamic models' times are learned: {total:?}");
     // Runs are worth something only if faults reach every way in which a request can end.
     for kind in [
@@ -93,8 +95,15 @@ fn a_batch_that_misses_its_window_by_chance_is_no_fault() {
 /// What becomes of requests when this happens to the first of several schedulers in the middle of them: how many there
 /// were, and how they failed.
 fn failures(seeds: u64, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> (u64, BTreeMap<String, u64>) {
+    let leaves = !what(Node(0)).is_empty();
+    let Summary { sent, failed, .. } = summary_of(seeds, leaves, what);
+    (sent, failed)
+}
+
+/// The same, with all that happened, and whether the first scheduler is the primary no more afterwards.
+fn summary_of(seeds: u64, is_primary_left: bool, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> Summary {
     let faults = FaultKinds { scheduler: true, ..FaultKinds::default() };
-    let (mut sent, mut failed) = (0, BTreeMap::new());
+    let mut total = Summary::default();
     for seed in 0..seeds {
         let mut fabric = Fabric::new(Options { faults, ..options(seed, None) });
         if fabric.schedulers.len() == 1 {
@@ -104,22 +113,16 @@ fn failures(seeds: u64, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> (u64, 
             fabric.env.schedule(Timestamp::ZERO, Happening::Start(Node(index)));
         }
         fabric.run_until(WARM).unwrap();
-        let happenings = what(fabric.roles.schedulers[0]);
-        let is_primary_left = !happenings.is_empty();
-        for (after, happening) in happenings {
+        for (after, happening) in what(fabric.roles.schedulers[0]) {
             fabric.env.after(Span::from_millis(100) + after, happening);
         }
         fabric.serve(WARM + CALM, ENDS).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         fabric.check_settled().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         let primary = fabric.schedulers.iter_mut().position(|scheduler| scheduler.claim().is_primary());
         assert_eq!(primary != Some(0), is_primary_left, "seed {seed}: {primary:?} is the primary");
-        let summary = fabric.summary();
-        sent += summary.sent;
-        for (kind, count) in summary.failed {
-            *failed.entry(kind).or_default() += count;
-        }
+        total.add(&fabric.summary());
     }
-    (sent, failed)
+    total
 }
 
 /// Clients give up, ask for what cannot be, or are late themselves.
@@ -153,6 +156,21 @@ fn a_primary_that_is_moved_costs_nothing() {
     failed.retain(|kind, _| !["Dropped", "WindowMissed"].contains(&kind.as_str()));
     assert_eq!(failed, BTreeMap::new());
     assert!(sent > 5_000 && late < by_chance + sent / 200, "{late} of {sent}, {by_chance} if nobody moves");
+}
+
+/// A frontend that heard a lower epoch from its primary once left it, and all its requests ended.
+#[test]
+fn a_lower_epoch_costs_nothing_whoever_tells_it() {
+    let (_, by_chance) = failures(200, |_| Vec::new());
+    let tell = |node: Node| {
+        let tells = |node| Happening::Fault(Fault::LowerEpoch { node });
+        [0, 20, 40].map(|ms| (Span::from_millis(ms), tells(Node(node.0 + usize::from(ms == 40))))).into()
+    };
+    let Summary { sent, mut failed, lower_epochs, .. } = summary_of(200, false, tell);
+    failed.retain(|kind, _| !OWN_FAULTS.contains(&kind.as_str()));
+    let kinds: Vec<&String> = failed.keys().filter(|kind| !by_chance.contains_key(*kind)).collect();
+    assert_eq!(kinds, [] as [&String; 0], "{failed:?}, {by_chance:?} if nobody says anything");
+    assert!(sent > 5_000 && lower_epochs > 3 * 200, "{lower_epochs} epochs, {sent} requests");
 }
 
 /// How many seeds it takes until a planted bug is found.
