@@ -9,12 +9,23 @@ fn options(seed: u64, mutation: Option<Mutation>) -> Options {
     Options { seed, faults: FaultKinds::ALL, mutation, is_traced: false }
 }
 
-/// Replays one seed: `downbeat sim --fabric --seed 17`.
+/// Two tests go through the seeds, as tests of one binary run beside each other.
 #[test]
-fn no_seed_breaks_an_invariant() {
+fn no_seed_of_the_first_half_breaks_an_invariant() {
+    no_seed_breaks_an_invariant(0..SEEDS / 2);
+}
+
+#[test]
+fn no_seed_of_the_second_half_breaks_an_invariant() {
+    no_seed_breaks_an_invariant(SEEDS / 2..SEEDS);
+}
+
+/// Replays one seed: `downbeat sim --fabric --seed 17`.
+fn no_seed_breaks_an_invariant(seeds: std::ops::Range<u64>) {
+    let count = seeds.end - seeds.start;
     let mut total = Summary::default();
     let mut kinds = std::collections::BTreeSet::new();
-    for seed in 0..SEEDS {
+    for seed in seeds {
         let (result, _) = run(options(seed, None));
         let summary = result.unwrap_or_else(|failure| {
             panic!(
@@ -31,8 +42,8 @@ fn no_seed_breaks_an_invariant() {
     }
     assert!(total.served * 2 > total.sent && total.late * 100 > total.served, "{total:?}");
     eprintln!("{total:?}");
-    assert!(total.lower_epochs > SEEDS, "schedulers tell lower epochs: {total:?}");
-    assert!(total.samples > SEEDS, "dynamic models' times are learned: {total:?}");
+    assert!(total.lower_epochs > count, "schedulers tell lower epochs: {total:?}");
+    assert!(total.samples > count, "dynamic models' times are learned: {total:?}");
     // Runs are worth something only if faults reach every way in which a request can end.
     for kind in [
         "Dropped",
@@ -161,16 +172,15 @@ fn a_primary_that_is_moved_costs_nothing() {
 /// A frontend that heard a lower epoch from its primary once left it, and all its requests ended.
 #[test]
 fn a_lower_epoch_costs_nothing_whoever_tells_it() {
-    let (_, by_chance) = failures(200, |_| Vec::new());
     let tell = |node: Node| {
         let tells = |node| Happening::Fault(Fault::LowerEpoch { node });
         [0, 20, 40].map(|ms| (Span::from_millis(ms), tells(Node(node.0 + usize::from(ms == 40))))).into()
     };
-    let Summary { sent, mut failed, lower_epochs, .. } = summary_of(200, false, tell);
-    failed.retain(|kind, _| !OWN_FAULTS.contains(&kind.as_str()));
-    let kinds: Vec<&String> = failed.keys().filter(|kind| !by_chance.contains_key(*kind)).collect();
-    assert_eq!(kinds, [] as [&String; 0], "{failed:?}, {by_chance:?} if nobody says anything");
-    assert!(sent > 5_000 && lower_epochs > 3 * 200, "{lower_epochs} epochs, {sent} requests");
+    let Summary { sent, mut failed, lower_epochs, .. } = summary_of(50, false, tell);
+    // Some are late whoever says what.
+    failed.retain(|kind, _| !OWN_FAULTS.contains(&kind.as_str()) && !["Dropped", "WindowMissed"].contains(&&**kind));
+    assert_eq!(failed, BTreeMap::new());
+    assert!(sent > 1_000 && lower_epochs > 3 * 50, "{lower_epochs} epochs, {sent} requests");
 }
 
 /// How many seeds it takes until a planted bug is found.
