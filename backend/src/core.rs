@@ -586,10 +586,7 @@ impl Core {
                     self.leave_frontend(now, frontend);
                 }
             }
-            SchedulerToBackend::Takeover { epoch } => {
-                session.claim.epoch = session.claim.epoch.max(epoch);
-                self.on_claim(now, index);
-            }
+            SchedulerToBackend::Takeover { epoch } => self.on_takeover(now, index, epoch),
             SchedulerToBackend::AskPrimary => self.on_question(now, index),
             SchedulerToBackend::Offered { models } => self.on_offered(now, index, models),
             message if is_primary => self.on_order(now, index, message),

@@ -7,6 +7,7 @@
 
 mod ahead;
 mod copies;
+mod epochs;
 mod gpu;
 mod health;
 mod loader;
@@ -52,6 +53,7 @@ use crate::{
 };
 
 use copies::Copies;
+use epochs::LowerEpochs;
 use gpu::Gpus;
 use health::Readings;
 use loader::Loader;
@@ -123,11 +125,16 @@ fn serve(
     let mut models = config.place(found)?;
     let lanes = Lanes::of(config, &mut models)?;
     let (readings, opened) = Readings::start(clock).map_err(BackendError::Thread)?;
-    let vitals = Vitals::default();
-    let name = config.network.member_name();
+    let (vitals, lower_epochs) = (Vitals::default(), LowerEpochs::default());
     let metrics = Metrics::new(config.program_metrics);
     let programs = programs.counting(metrics.clone());
-    let told = move |now| readings.lock().text(now) + &metrics.text();
+    let counted = lower_epochs.clone();
+    let told = move |now| {
+        let mut text = readings.lock().text(now) + &metrics.text();
+        counted.write(&mut text);
+        text
+    };
+    let name = config.network.member_name();
     let pages = Pages::new("backend", name, vitals.clone(), told);
     let _admin = Listener::start(config.admin.as_ref(), clock, pages)?;
     let _service = Service::start(clock, &vitals)?;
@@ -149,11 +156,11 @@ fn serve(
     let gpus = Gpus::start(clock, means.lanes.with_gpus() as usize, uses_gpus).map_err(BackendError::Thread)?;
     let copies = config.memory_pages()?.map_or(0, |_| config.gpus.count() as usize);
     let copies = Copies::start(clock, copies).map_err(BackendError::Thread)?;
-    let Means { devices, turns, lanes, .. } = &means;
+    let (Means { devices, turns, lanes, .. }, lower_epochs) = (&means, &lower_epochs);
     vitals.set_ready(Err("it has no scheduler"));
     let heart = vitals.heart("network");
     let vital = (&vitals, &heart);
-    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, lanes, vital };
+    let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, lanes, vital, lower_epochs };
     reduce_timer_slack();
     let (mut backoff, mut is_drained) = (Backoff::new(BACKOFF_MIN, BACKOFF_MAX), false);
     for number in 0.. {

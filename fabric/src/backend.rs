@@ -207,6 +207,12 @@ impl BackendNode {
         self.settle(env);
     }
 
+    /// How many lower epochs it was told in this session.
+    pub(super) fn lower_epochs(&self) -> u64 {
+        let core = self.process.as_ref().and_then(|process| process.core.as_ref());
+        core.map_or(0, Core::lower_epochs)
+    }
+
     /// Looks at everything once.
     pub(super) fn turn(&mut self, env: &mut Env) {
         let node = self.node;

@@ -21,6 +21,8 @@ pub(super) enum Fault {
     Stall { node: Node, span: Span },
     /// A backend is told to end, and comes back.
     Leave { node: Node },
+    /// A scheduler tells all its members a lower epoch than its own, or than anybody's if it is a standby.
+    LowerEpoch { node: Node },
     /// Executors do not do as their profile says.
     Executors { node: Node, trouble: Trouble },
 }

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use proto::{ModelId, ModelThreadId, Span, Timestamp, frontend_to_scheduler::ModelChange};
-use rand::RngExt;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 use super::{
     env::{Env, Happening},
@@ -34,8 +35,8 @@ pub struct FaultKinds {
     pub change: bool,
     /// Backends leave in good order, and come back.
     pub leave: bool,
-    /// There are several schedulers: they end one after another, stall, do not hear of each other or of members, and
-    /// operators want another one to be the primary.
+    /// There are several schedulers: they end one after another, stall, do not hear of each other or of members, tell
+    /// members lower epochs than before, and operators want another one to be the primary.
     pub scheduler: bool,
 }
 
@@ -128,6 +129,20 @@ impl Roles {
             1 => (backend, self.pick_scheduler(env)),
             _ => (frontend, backend),
         }
+    }
+}
+
+/// Draws when schedulers tell lower epochs, which those of one seed in four do. It has randomness of its own: all else
+/// that a seed draws is as it was before there was such a fault.
+pub(super) fn draw_lower_epochs(env: &mut Env, seed: u64, roles: &Roles, (from, until): (Timestamp, Timestamp)) {
+    let mut rng = ChaCha8Rng::seed_from_u64(!seed);
+    if rng.random_range(0..4) > 0 {
+        return;
+    }
+    for _ in 0..rng.random_range(1..=6) {
+        let node = roles.schedulers[rng.random_range(0..roles.schedulers.len())];
+        let at = from + Span(rng.random_range(0..(until - from).0));
+        env.schedule(at, Happening::Fault(Fault::LowerEpoch { node }));
     }
 }
 

@@ -202,6 +202,11 @@ impl FrontendNode {
         MODELS.iter().all(|(name, _)| core.models().find(name, None).is_ok_and(is_ready))
     }
 
+    /// How many lower epochs this process was told.
+    pub(super) fn lower_epochs(&self) -> u64 {
+        self.process.as_ref().map_or(0, |process| process.core.takeovers().lower_epochs)
+    }
+
     /// Looks at everything once.
     pub(super) fn turn(&mut self, env: &mut Env) {
         let node = self.node;

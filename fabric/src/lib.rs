@@ -98,6 +98,8 @@ pub struct Summary {
     pub late: u64,
     /// Tasks of dynamic models that backends ran again alone.
     pub samples: u64,
+    /// Lower epochs that members who run at the end were told, and did not believe.
+    pub lower_epochs: u64,
     /// How the others ended.
     pub failed: BTreeMap<String, u64>,
     /// Events.
@@ -116,6 +118,7 @@ impl Summary {
         self.served += other.served;
         self.late += other.late;
         self.samples += other.samples;
+        self.lower_epochs += other.lower_epochs;
         self.steps += other.steps;
         for (kind, count) in &other.failed {
             *self.failed.entry(kind.clone()).or_default() += count;
@@ -147,6 +150,7 @@ pub fn run(options: Options) -> (Result<Summary, Failure>, Vec<String>) {
 }
 
 struct Fabric {
+    seed: u64,
     env: Env,
     roles: Roles,
     /// By rank.
@@ -197,6 +201,7 @@ impl Fabric {
         let mut backend_nodes: Vec<BackendNode> = backends.iter().map(|node| new_backend(&mut env, node)).collect();
         backend_nodes[0].lies = options.mutation == Some(Mutation::SkipWrite);
         Self {
+            seed: options.seed,
             schedulers: schedulers.iter().enumerate().map(new_scheduler).collect(),
             frontends: frontends.iter().map(|&node| FrontendNode::new(options.seed, node, &schedulers)).collect(),
             backends: backend_nodes,
@@ -219,6 +224,9 @@ impl Fabric {
         let trouble = self.env.now;
         self.env.loads_fail = true;
         faults::draw(&mut self.env, faults, &self.roles, (trouble, trouble + TROUBLE));
+        if faults.scheduler {
+            faults::draw_lower_epochs(&mut self.env, self.seed, &self.roles, (trouble, trouble + TROUBLE));
+        }
         self.serve(trouble + TROUBLE, Span::ZERO)?;
         self.run_until(self.last_heals_at().max(self.env.now))?;
         self.env.loads_fail = false;
@@ -448,6 +456,11 @@ impl Fabric {
                 }
             }
             Fault::Executors { node, trouble } => self.set_trouble(node, trouble),
+            Fault::LowerEpoch { node } => {
+                if let Some(scheduler) = self.schedulers.iter_mut().find(|other| other.node == node) {
+                    scheduler.tell_lower_epoch(env);
+                }
+            }
         }
     }
 
@@ -469,7 +482,7 @@ impl Fabric {
             Fault::SlowPair { pair, .. } => env.network.set_pair(pair, self.pairs[&pair]),
             Fault::SlowMember { node, .. } => env.members[node.0].reaction = self.reactions[&node],
             Fault::Executors { node, .. } => self.set_trouble(node, Trouble::None),
-            Fault::Cut { .. } | Fault::Stall { .. } => {}
+            Fault::Cut { .. } | Fault::Stall { .. } | Fault::LowerEpoch { .. } => {}
         }
     }
 
@@ -510,6 +523,8 @@ impl Fabric {
 
     fn summary(&self) -> Summary {
         let mut summary = Summary { steps: self.steps, samples: self.env.samples, ..Summary::default() };
+        let backends = self.backends.iter().map(BackendNode::lower_epochs);
+        summary.lower_epochs = backends.chain(self.frontends.iter().map(FrontendNode::lower_epochs)).sum();
         for clients in self.frontends.iter().map(|frontend| &frontend.clients) {
             summary.sent += clients.sent;
             summary.served += clients.served;

@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 
 use proto::{
-    Claim, ModelId, ModelThreadId, Span, Timestamp,
+    Claim, Epoch, ModelId, ModelThreadId, Span, Timestamp,
     frame::{Addressed, FrameWriter, Message, read_frame},
     hello::{Member, SchedulerHello},
+    scheduler_to_backend::SchedulerToBackend,
+    scheduler_to_frontend::SchedulerToFrontend,
 };
 use rand::RngExt;
 use scheduler::cluster::{Cluster, ClusterConfig, ClusterOutput, Port, Violation};
@@ -69,6 +71,16 @@ impl SchedulerNode {
     /// What it takes itself for.
     pub(super) fn claim(&mut self) -> Claim {
         self.process.as_mut().map_or_else(Claim::default, |process| process.cluster.control().claim())
+    }
+
+    /// Tells all members an epoch below the one that it claims; a standby, that of nobody.
+    pub(super) fn tell_lower_epoch(&mut self, env: &mut Env) {
+        let Some(process) = &mut self.process else { return };
+        let own = process.cluster.control().claim().epoch;
+        let epoch = Epoch { number: own.number.saturating_sub(1), ..own };
+        env.trace(self.node, || format!("tells all members of epoch {epoch}"));
+        process.tell_epoch(env, epoch);
+        env.wake(self.node);
     }
 
     /// Moves a model to another ModelThread, if there are both.
@@ -245,6 +257,22 @@ impl Process {
             }
         }
         self.peers.flush(env);
+    }
+
+    /// Says to all members that it takes over, in whatever epoch.
+    fn tell_epoch(&mut self, env: &mut Env, epoch: Epoch) {
+        let at_control = self.routes.keys().filter(|(port, _)| *port == Port::Control);
+        for to in at_control.copied().collect::<Vec<(Port, Member)>>() {
+            let full = match to.1 {
+                Member::Frontend(_) => self.push(to, &SchedulerToFrontend::Takeover { epoch }),
+                Member::Backend(_) => self.push(to, &SchedulerToBackend::Takeover { epoch }),
+            };
+            if let Some((connection, frame)) = full
+                && env.send(connection, &frame).is_err()
+            {
+                env.disconnect(connection);
+            }
+        }
     }
 
     fn push<M>(&mut self, to: (Port, Member), message: &M) -> Option<(ConnectionId, Vec<u8>)>

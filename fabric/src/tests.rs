@@ -9,12 +9,23 @@ fn options(seed: u64, mutation: Option<Mutation>) -> Options {
     Options { seed, faults: FaultKinds::ALL, mutation, is_traced: false }
 }
 
-/// Replays one seed: `downbeat sim --fabric --seed 17`.
+/// Two tests go through the seeds, as tests of one binary run beside each other.
 #[test]
-fn no_seed_breaks_an_invariant() {
+fn no_seed_of_the_first_half_breaks_an_invariant() {
+    no_seed_breaks_an_invariant(0..SEEDS / 2);
+}
+
+#[test]
+fn no_seed_of_the_second_half_breaks_an_invariant() {
+    no_seed_breaks_an_invariant(SEEDS / 2..SEEDS);
+}
+
+/// Replays one seed: `downbeat sim --fabric --seed 17`.
+fn no_seed_breaks_an_invariant(seeds: std::ops::Range<u64>) {
+    let count = seeds.end - seeds.start;
     let mut total = Summary::default();
     let mut kinds = std::collections::BTreeSet::new();
-    for seed in 0..SEEDS {
+    for seed in seeds {
         let (result, _) = run(options(seed, None));
         let summary = result.unwrap_or_else(|failure| {
             panic!(
@@ -26,11 +37,13 @@ fn no_seed_breaks_an_invariant() {
         total.served += summary.served;
         total.late += summary.late;
         total.samples += summary.samples;
+        total.lower_epochs += summary.lower_epochs;
         kinds.extend(summary.failed.into_keys());
     }
     assert!(total.served * 2 > total.sent && total.late * 100 > total.served, "{total:?}");
     eprintln!("{total:?}");
-    assert!(total.samples > SEEDS, "dynamic models' times are learned: {total:?}");
+    assert!(total.lower_epochs > count, "schedulers tell lower epochs: {total:?}");
+    assert!(total.samples > count, "dynamic models' times are learned: {total:?}");
     // Runs are worth something only if faults reach every way in which a request can end.
     for kind in [
         "Dropped",
@@ -93,8 +106,15 @@ fn a_batch_that_misses_its_window_by_chance_is_no_fault() {
 /// What becomes of requests when this happens to the first of several schedulers in the middle of them: how many there
 /// were, and how they failed.
 fn failures(seeds: u64, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> (u64, BTreeMap<String, u64>) {
+    let leaves = !what(Node(0)).is_empty();
+    let Summary { sent, failed, .. } = summary_of(seeds, leaves, what);
+    (sent, failed)
+}
+
+/// The same, with all that happened, and whether the first scheduler is the primary no more afterwards.
+fn summary_of(seeds: u64, is_primary_left: bool, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> Summary {
     let faults = FaultKinds { scheduler: true, ..FaultKinds::default() };
-    let (mut sent, mut failed) = (0, BTreeMap::new());
+    let mut total = Summary::default();
     for seed in 0..seeds {
         let mut fabric = Fabric::new(Options { faults, ..options(seed, None) });
         if fabric.schedulers.len() == 1 {
@@ -104,22 +124,16 @@ fn failures(seeds: u64, what: impl Fn(Node) -> Vec<(Span, Happening)>) -> (u64, 
             fabric.env.schedule(Timestamp::ZERO, Happening::Start(Node(index)));
         }
         fabric.run_until(WARM).unwrap();
-        let happenings = what(fabric.roles.schedulers[0]);
-        let is_primary_left = !happenings.is_empty();
-        for (after, happening) in happenings {
+        for (after, happening) in what(fabric.roles.schedulers[0]) {
             fabric.env.after(Span::from_millis(100) + after, happening);
         }
         fabric.serve(WARM + CALM, ENDS).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         fabric.check_settled().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         let primary = fabric.schedulers.iter_mut().position(|scheduler| scheduler.claim().is_primary());
         assert_eq!(primary != Some(0), is_primary_left, "seed {seed}: {primary:?} is the primary");
-        let summary = fabric.summary();
-        sent += summary.sent;
-        for (kind, count) in summary.failed {
-            *failed.entry(kind).or_default() += count;
-        }
+        total.add(&fabric.summary());
     }
-    (sent, failed)
+    total
 }
 
 /// Clients give up, ask for what cannot be, or are late themselves.
@@ -153,6 +167,20 @@ fn a_primary_that_is_moved_costs_nothing() {
     failed.retain(|kind, _| !["Dropped", "WindowMissed"].contains(&kind.as_str()));
     assert_eq!(failed, BTreeMap::new());
     assert!(sent > 5_000 && late < by_chance + sent / 200, "{late} of {sent}, {by_chance} if nobody moves");
+}
+
+/// A frontend that heard a lower epoch from its primary once left it, and all its requests ended.
+#[test]
+fn a_lower_epoch_costs_nothing_whoever_tells_it() {
+    let tell = |node: Node| {
+        let tells = |node| Happening::Fault(Fault::LowerEpoch { node });
+        [0, 20, 40].map(|ms| (Span::from_millis(ms), tells(Node(node.0 + usize::from(ms == 40))))).into()
+    };
+    let Summary { sent, mut failed, lower_epochs, .. } = summary_of(50, false, tell);
+    // Some are late whoever says what.
+    failed.retain(|kind, _| !OWN_FAULTS.contains(&kind.as_str()) && !["Dropped", "WindowMissed"].contains(&&**kind));
+    assert_eq!(failed, BTreeMap::new());
+    assert!(sent > 1_000 && lower_epochs > 3 * 50, "{lower_epochs} epochs, {sent} requests");
 }
 
 /// How many seeds it takes until a planted bug is found.

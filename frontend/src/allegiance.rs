@@ -76,6 +76,11 @@ impl Allegiance {
         self.until = (!self.is_alone).then(|| now + ORPHAN_MAX);
     }
 
+    /// Whether this is less than what is obeyed, or was last: it is never believed. Epochs of eras cannot be compared.
+    pub(crate) fn is_below(&self, claim: Claim) -> bool {
+        self.has_obeyed() && claim.era == self.obeys.era && claim.epoch < self.obeys.epoch
+    }
+
     /// What the scheduler of a session claims: once the session has joined, and whenever its claim has changed.
     pub(crate) fn handle_claim(&mut self, session: usize, claim: Claim) -> Verdict {
         let is_higher = claim.epoch > self.obeys.epoch;
@@ -85,7 +90,8 @@ impl Allegiance {
                 false => Verdict::Leave("it is of another era than the primary"),
             };
         }
-        if self.primary == Some(session) && claim != self.obeys {
+        // What it has sent before cannot be told from what it sends after.
+        if is_higher && self.primary == Some(session) {
             return Verdict::Leave("it claims another epoch than it is obeyed in");
         }
         if is_higher {
@@ -191,12 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn the_primary_may_repeat_its_claim_and_make_no_other_one() {
+    fn the_primary_may_repeat_its_claim_and_make_no_higher_one() {
         let mut allegiance = obeying();
-        assert_eq!(allegiance.handle_claim(0, claim(1, 5, 0)), NONE);
-        for other in [claim(1, 6, 0), claim(1, 4, 0), claim(1, 0, 0)] {
-            assert!(matches!(allegiance.handle_claim(0, other), Verdict::Leave(_)), "{other:?}");
+        for (other, is_below) in [(claim(1, 5, 0), false), (claim(1, 4, 0), true), (claim(1, 0, 0), true)] {
+            assert_eq!((allegiance.is_below(other), allegiance.handle_claim(0, other)), (is_below, NONE), "{other:?}");
         }
+        assert!(matches!(allegiance.handle_claim(0, claim(1, 6, 0)), Verdict::Leave(_)));
+        assert!(!allegiance.is_below(claim(2, 4, 0)), "of another era");
         assert_eq!((allegiance.primary(), allegiance.obeys()), (Some(0), claim(1, 5, 0)));
     }
 

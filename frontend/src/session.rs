@@ -166,7 +166,12 @@ impl Session {
         }
     }
 
-    /// The scheduler claims another epoch than in its welcome.
+    /// What the scheduler claims, whether all ModelThreads are up or not.
+    pub(crate) fn claimed(&self) -> Option<Claim> {
+        if let State::Welcomed(Scheduler { claim, .. }) = &self.state { Some(*claim) } else { None }
+    }
+
+    /// The scheduler claims a higher epoch than before.
     pub(crate) fn handle_takeover(&mut self, epoch: Epoch) {
         if let State::Welcomed(Scheduler { claim, .. }) = &mut self.state {
             claim.epoch = epoch;

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    BackendId, Claim, FrontendId, ModelId, ModelThreadId, PlanId, Span, Standing, Timestamp, Wait,
+    BackendId, Claim, Epoch, FrontendId, ModelId, ModelThreadId, PlanId, Span, Standing, Timestamp, Wait,
     backend_to_scheduler::{BackendHello, BackendToControl},
     hello::{Member, MemberHello, SchedulerHello},
 };
@@ -43,6 +43,8 @@ pub(super) struct Obedience {
     inherited_until: Timestamp,
     /// Plans that were given another name.
     renamed: u64,
+    /// How often a scheduler claimed an epoch below one that it, or whoever is obeyed, had claimed.
+    lower_epochs: u64,
     /// An operator has drained us, by a primary's word.
     pub(super) is_drained: bool,
 }
@@ -58,6 +60,7 @@ impl Default for Obedience {
             inherited: BTreeSet::new(),
             inherited_until: Timestamp::NEVER,
             renamed: 0,
+            lower_epochs: 0,
             is_drained: false,
         }
     }
@@ -67,6 +70,11 @@ impl Obedience {
     /// What was claimed by whom we obey, or obeyed last, if there was anybody.
     pub(super) fn claim(&self) -> Option<Claim> {
         self.claim
+    }
+
+    /// Whether this is less than what is obeyed, or was last: it is never believed. Epochs of eras cannot be compared.
+    fn is_below(&self, claim: Claim) -> bool {
+        self.claim.is_some_and(|obeyed| obeyed.era == claim.era && claim.epoch < obeyed.epoch)
     }
 }
 
@@ -87,6 +95,24 @@ impl Core {
         self.obedience.primary
     }
 
+    /// How often a scheduler claimed an epoch below one that it, or whoever is obeyed, had claimed; it is not believed.
+    #[must_use]
+    pub fn lower_epochs(&self) -> u64 {
+        self.obedience.lower_epochs
+    }
+
+    /// A scheduler claims an epoch. A lower one is never believed: it changes nothing.
+    pub(super) fn on_takeover(&mut self, now: Timestamp, index: usize, epoch: Epoch) {
+        let claimed = self.sessions[index].claim;
+        if epoch < claimed.epoch || self.obedience.is_below(Claim { epoch, ..claimed }) {
+            tracing::debug!(scheduler = %self.sessions[index].address, %epoch, "claims less than was claimed before");
+            self.obedience.lower_epochs += 1;
+            return;
+        }
+        self.sessions[index].claim.epoch = epoch;
+        self.on_claim(now, index);
+    }
+
     /// A scheduler has taken us in.
     pub(super) fn on_welcome(&mut self, now: Timestamp, index: usize, welcome: &[u8]) {
         let session = &mut self.sessions[index];
@@ -101,6 +127,10 @@ impl Core {
         if known_as != backend {
             let reason = format!("the scheduler names us backend {}, expected {}", backend.0, known_as.0);
             return self.lose(now, index, reason);
+        }
+        // As of a former primary that has heard of no other one.
+        if session.claim.is_primary() && self.obedience.is_below(session.claim) {
+            self.obedience.lower_epochs += 1;
         }
         let (scheduler, threads) = (session.address.clone(), model_threads.len().max(1));
         tracing::info!(backend = backend.0, %scheduler, model_threads = threads, "joined");

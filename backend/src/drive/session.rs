@@ -20,6 +20,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     copies::{self, Copies},
+    epochs::LowerEpochs,
     gpu::{End, Gpus, Job, JobAhead},
     loader::{self, Done, Load, Loader},
     measuring::Measure,
@@ -59,6 +60,7 @@ pub(super) struct Threads<'a> {
     pub(super) lanes: &'a Lanes,
     /// How this process is, and its network thread.
     pub(super) vital: (&'a Vitals, &'a Heart),
+    pub(super) lower_epochs: &'a LowerEpochs,
 }
 
 pub(super) struct Session<'a> {
@@ -146,10 +148,11 @@ impl<'a> Session<'a> {
         self.threads.turns.open(self.waker.clone());
         let mut leaves_by: Option<Timestamp> = None;
         let (mut watch, mut due, mut told) = (TurnWatch::default(), Timestamp::PAST, None);
-        let (vitals, heart) = self.threads.vital;
+        let ((vitals, heart), mut lower_epochs) = (self.threads.vital, 0);
         while self.core.ended().is_none() {
             heart.beat(self.clock.now());
             self.tell_health(leaves_by.is_some(), &mut told);
+            self.threads.lower_epochs.handle_counted(self.core.lower_epochs(), &mut lower_epochs);
             if let Some(silence) = watch.handle_turn(due, self.clock.now()) {
                 tracing::warn!("this thread has done nothing for {silence}: the machine is too busy");
             }

@@ -24,6 +24,8 @@ pub struct Takeovers {
     pub without: Span,
     /// Lives with a primary that have ended, and with them all requests of theirs.
     pub lives: u64,
+    /// How often a scheduler claimed an epoch below one that it, or whoever is obeyed, had claimed; it is not believed.
+    pub lower_epochs: u64,
     /// When the primary was lost, as long as there is no other one.
     lost_at: Option<Timestamp>,
 }
@@ -137,6 +139,7 @@ impl Core {
                     self.frontend = Some(frontend);
                     self.allegiance.handle_named(now);
                 }
+                self.count_if_lower(index);
                 self.request_clocks(now);
                 if self.is_drained {
                     self.sessions[index].post(&FrontendToControl::Drained { is_drained: true });
@@ -147,7 +150,22 @@ impl Core {
         self.judge(now, index);
     }
 
+    /// A welcome may claim less than what is obeyed, as of a former primary that has heard of no other one.
+    fn count_if_lower(&mut self, index: usize) {
+        let claimed = self.sessions[index].claimed().filter(Claim::is_primary);
+        if claimed.is_some_and(|claimed| self.allegiance.is_below(claimed)) {
+            self.takeovers.lower_epochs += 1;
+        }
+    }
+
+    /// A lower epoch is never believed: it changes nothing.
     pub(super) fn on_takeover(&mut self, now: Timestamp, index: usize, epoch: Epoch) {
+        let Some(claimed) = self.sessions[index].claimed() else { return };
+        if epoch < claimed.epoch || self.allegiance.is_below(Claim { epoch, ..claimed }) {
+            tracing::debug!("scheduler {index} claims epoch {epoch} after {}", claimed.epoch);
+            self.takeovers.lower_epochs += 1;
+            return;
+        }
         self.sessions[index].handle_takeover(epoch);
         self.judge(now, index);
     }

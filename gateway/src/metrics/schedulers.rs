@@ -24,6 +24,7 @@ pub(super) struct SchedulerMetrics {
     takeovers: IntCounter,
     takeover_seconds: Gauge,
     lives: IntCounter,
+    lower_epochs: IntCounter,
     /// Those that have lasted as long as they may, by their name.
     waits: IntCounterVec,
     settled_seconds: Gauge,
@@ -80,6 +81,10 @@ impl SchedulerMetrics {
                 "downbeat_scheduler_lives_total",
                 "Times that the frontend started over, and all its requests ended",
             ),
+            lower_epochs: counter(
+                "downbeat_scheduler_lower_epochs_total",
+                "Times that a scheduler claimed an epoch below one that was claimed before, and was not believed",
+            ),
             waits: registered(
                 registry,
                 IntCounterVec::new(
@@ -135,10 +140,11 @@ impl SchedulerMetrics {
         self.primary.set(core.primary().map_or(-1, |index| index as i64));
         self.epoch.set(core.obeys().epoch.number.into());
         self.sessions.set(core.schedulers_joined() as i64);
-        let Takeovers { count, without, lives, .. } = core.takeovers();
+        let Takeovers { count, without, lives, lower_epochs, .. } = core.takeovers();
         count_up_to(&self.takeovers, count);
         self.takeover_seconds.set(without.as_secs_f64());
         count_up_to(&self.lives, lives);
+        count_up_to(&self.lower_epochs, lower_epochs);
         for wait in Wait::ALL.into_iter().filter(|wait| wait.reached() > 0) {
             count_up_to(&self.waits.with_label_values(&[wait.name()]), wait.reached());
         }

@@ -251,6 +251,34 @@ fn only_a_higher_epoch_of_the_same_era_is_obeyed() {
 }
 
 #[test]
+fn a_lower_epoch_is_counted_and_changes_nothing_whoever_claims_it() {
+    let mut backend = Backend::of_two();
+    backend.take_over(OTHER, 3);
+    backend.outputs();
+    for (count, lower) in [Epoch::NONE, epoch(1), Epoch { number: 2, scheduler: 9 }].into_iter().enumerate() {
+        backend.tell(OTHER, &SchedulerToBackend::Takeover { epoch: lower });
+        assert!(backend.outputs().is_empty() && backend.0.ended().is_none(), "the primary claims {lower}");
+        assert_eq!((backend.0.obeys(), backend.0.lower_epochs()), (Some(claim(3)), count as u64 + 1));
+    }
+    // The former primary has heard of no other one.
+    assert_eq!(backend.dials(after(50)).len(), 1);
+    backend.0.handle_connecting(Peer::Scheduler(0), ConnectionId(5));
+    backend.welcome(ConnectionId(5), ModelId(5), claim(1));
+    assert_eq!((backend.reports(), backend.0.lower_epochs()), (vec![(ConnectionId(5), LINKED)], 4));
+    backend.take_over(ConnectionId(5), 2);
+    backend.tell(ConnectionId(5), &plan(0, 0));
+    assert!(backend.outputs().is_empty() && backend.0.plans() == 0);
+    assert_eq!((backend.0.obeys(), backend.0.lower_epochs()), (Some(claim(3)), 5));
+    // To say the same again is no lower claim, and neither is that of a standby that takes us in.
+    backend.take_over(OTHER, 3);
+    backend.lose(ConnectionId(5));
+    backend.dials(after(150));
+    backend.0.handle_connecting(Peer::Scheduler(0), ConnectionId(6));
+    backend.welcome(ConnectionId(6), ModelId(5), standby());
+    assert_eq!((backend.0.obeys(), backend.0.lower_epochs()), (Some(claim(3)), 5));
+}
+
+#[test]
 fn whoever_is_of_another_era_is_tried_later_and_starts_only_an_orphan_over() {
     for number in [0, 1, 7] {
         let mut backend = Backend::of(2);

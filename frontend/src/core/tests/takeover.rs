@@ -267,6 +267,17 @@ impl Bench {
         self.said(connection).into_iter().map(task).collect()
     }
 
+    /// The tasks that were submitted to a scheduler since it was obeyed, over whatever connection.
+    fn submitted_to(&mut self, scheduler: usize) -> Vec<(TaskId, SlotDescriptor)> {
+        let connections = [vec![self.control(scheduler)], self.lines[scheduler].clone()].concat();
+        let said = connections.into_iter().flat_map(|connection| self.said(connection)).collect::<Vec<_>>();
+        let task = |said| match said {
+            Addressed::ModelThread(FrontendToModelThread::Submit { task, slot, .. }) => Some((task, slot)),
+            _ => None,
+        };
+        said.into_iter().filter_map(task).collect()
+    }
+
     fn lost(&self) -> usize {
         self.replies.iter().filter(|(_, result)| *result == Err(InferError::SchedulerLost)).count()
     }
@@ -405,6 +416,36 @@ fn a_takeover_cuts_off_the_former_primary_and_then_names_all_open_tasks() {
     assert_eq!(ended, BTreeSet::from([queued, running, guarded, waits, again, answered]));
     assert!(bench.replies.len() == 6 && bench.replies.iter().all(|(_, result)| result.is_ok()));
     assert_eq!((bench.core.outstanding(), bench.core.has_scheduler()), (0, true));
+}
+
+/// Regression: a frontend left the primary that claimed less than it was obeyed in, and all its requests ended.
+#[test]
+fn a_lower_epoch_is_counted_and_changes_nothing_whoever_claims_it() {
+    let (mut bench, link) = Bench::warm();
+    bench.take_over(1, claim(3, 1).epoch);
+    let request = bench.request(false).unwrap();
+    let tasks = bench.submitted_to(1);
+    bench.done.clear();
+    for (count, lower) in [Epoch::NONE, claim(1, 0).epoch, claim(3, 0).epoch].into_iter().enumerate() {
+        bench.take_over(1, lower);
+        assert_eq!((bench.done.len(), bench.core.obeys()), (0, claim(3, 1)), "the primary claims {lower}");
+        assert_eq!(bench.core.takeovers().lower_epochs, count as u64 + 1);
+    }
+    // The former primary has heard of no other one.
+    bench.pass(RETRY_FIRST);
+    bench.welcome(0, STANDBY.era, claim(1, 0).epoch, 0);
+    assert_eq!((bench.core.primary(), bench.core.takeovers().lower_epochs), (Some(1), 4));
+    bench.take_over(0, claim(2, 0).epoch);
+    assert_eq!((bench.core.obeys(), bench.core.takeovers().lower_epochs), (claim(3, 1), 5));
+    // To say the same again is no lower claim, and neither is that of a standby that takes us in.
+    bench.take_over(1, claim(3, 1).epoch);
+    bench.lose(0);
+    bench.pass(Span::from_millis(500));
+    bench.welcome(0, STANDBY.era, Epoch::NONE, 0);
+    let takeovers = bench.core.takeovers();
+    assert_eq!((takeovers.count, takeovers.lives, takeovers.lower_epochs), (1, 0, 5));
+    bench.answer(link, tasks[0].0, 0, tasks[0].1);
+    assert_eq!(bench.replies.iter().map(|(id, result)| (*id, result.is_ok())).collect::<Vec<_>>(), [(request, true)]);
 }
 
 #[test]

@@ -12,11 +12,13 @@ async fn metrics(stream: &mut TcpStream, peer: &Peer) -> String {
 const NAMES: [&str; 7] =
     ["connected", "epoch", "lives_total", "primary", "sessions", "takeover_seconds", "takeovers_total"];
 
+fn one<'a>(text: &'a str, name: &str) -> &'a str {
+    let prefix = format!("downbeat_scheduler_{name} ");
+    text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_else(|| panic!("no {name} in\n{text}"))
+}
+
 fn told(text: &str) -> [&str; 7] {
-    NAMES.map(|name| {
-        let prefix = format!("downbeat_scheduler_{name} ");
-        text.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap_or_else(|| panic!("no {name} in\n{text}"))
-    })
+    NAMES.map(|name| one(text, name))
 }
 
 /// A request that the scheduler keeps; its connection.
@@ -76,5 +78,18 @@ fn a_frontend_that_starts_over_says_so_and_which_epoch_its_requests_were_of() {
         let mut stream = TcpStream::connect(address).await.unwrap();
         assert_eq!(told(&metrics(&mut stream, &peer).await), ["0", "0", "1", "-1", "0", "0", "0"]);
         assert_eq!(epochs(&mut stream, 1).await, json!(["1.0"]));
+    });
+}
+
+#[test]
+fn a_lower_epoch_is_counted_and_not_believed() {
+    with_schedulers(1, async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        assert_eq!(one(&metrics(&mut stream, &peer).await, "lower_epochs_total"), "0");
+        peer.tell(&SchedulerToFrontend::Takeover { epoch: Epoch::NONE });
+        let text = metrics(&mut stream, &peer).await;
+        assert_eq!(one(&text, "lower_epochs_total"), "1");
+        assert_eq!(told(&text), ["1", "1", "0", "0", "1", "0", "0"]);
+        is_served(&mut stream).await;
     });
 }
