@@ -40,6 +40,12 @@ impl ServedModel {
         self.model.ensemble().is_some()
     }
 
+    /// Whether this version is to be served; one that another has taken the place of may go on for a while.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
     /// What it is told by stays, for whoever asks about it.
     fn let_files_go(&mut self) {
         if self.model.files.is_some() {

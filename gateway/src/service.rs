@@ -247,7 +247,11 @@ impl Service {
     /// # Errors
     /// If there is no such model or version.
     pub fn is_model_ready(&self, model: &str, version: Option<&str>) -> Result<bool, InferError> {
-        self.desk.with_model(model, version, |_, _, ready| ready && !self.is_draining.get())
+        self.desk.with_model(model, version, |_, served, ready| {
+            // One that has been replaced is served until the next one answers, and is not told of by its number.
+            let is_meant = version.is_none() || served.is_listed();
+            ready && is_meant && !self.is_draining.get()
+        })
     }
 
     /// From now on nothing is ready.
@@ -384,7 +388,7 @@ impl Service {
                     false => against.unwrap_or_else(|| otherwise.to_owned()),
                 };
                 let (state, reason) = match served.state {
-                    _ if core.is_model_ready(served) => ("READY", String::new()),
+                    _ if served.is_listed() && core.is_model_ready(served) => ("READY", String::new()),
                     ModelState::Loading => ("LOADING", String::new()),
                     ModelState::Unloading => ("UNLOADING", String::new()),
                     ModelState::Unloaded => ("UNAVAILABLE", why("unloaded")),

@@ -48,6 +48,11 @@ fn files_of_a_load_are_served_by_all_and_by_whoever_is_started_later() {
     let load = json!({ "parameters": { "config": "{}", "file:7/model.onnx": model } });
     let (status, text) = post(first, "repository/models/digits/load", &load).unwrap();
     assert_eq!((status, kept()), (200, 1), "{text}");
+    let is_ready = |version: u32| {
+        let path = format!("/v2/models/digits/versions/{version}/ready");
+        exchange(first, "GET", &path, "").0 == 200
+    };
+    assert!(is_ready(7) && !is_ready(1), "who is answered finds the other version in its place, as in Triton");
     eventually("an answer of both frontends", || serves(first, 7) && serves(second, 7));
     // For a moment, for those that frontends had sent there before they knew.
     eventually("the end of the repository's version", || !serves(first, 1));
