@@ -242,7 +242,7 @@ impl Registry {
         (name, labels): (&String, &Labels),
         buckets: &[f64],
     ) -> Result<Option<f64>, MetricError> {
-        let family = self.families.get_mut(name).ok_or_else(|| MetricError::NoFamily(name.clone()))?;
+        let family = self.families.get_mut(name).ok_or_else(|| MetricError::NoFamily(shortened(name)))?;
         let kind = family.kind;
         if let Some(metric) = family.metrics.get_mut(labels) {
             metric.owners.insert(owner);

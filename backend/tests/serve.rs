@@ -137,6 +137,7 @@ impl Cluster {
             disk_gbps: backend::config::default_disk_gbps(),
             read_budget_bytes: 0,
             connections_max: 8,
+            program_metrics: backend::config::default_program_metrics(),
             admin: None,
             drain_timeout_ms: 200,
             network: NetworkConfig::new(SECRET),

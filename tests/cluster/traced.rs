@@ -68,9 +68,9 @@ fn measure(up: &Up, scheduler: SocketAddr) -> Option<(Executed, Executed)> {
 #[test]
 fn a_file_of_the_last_seconds_has_the_batches_that_metrics_count() {
     let (ui, admin) = (Port::hold(), Port::hold());
-    let scheduler = ui.address();
+    let (scheduler, frontend) = (ui.address(), admin.address());
     for threads in [1, 2] {
-        let rest = format!("{EAGER}admin = \"{}\"\nmodel_threads = {threads}", admin.address());
+        let rest = format!("{EAGER}model_threads = {threads}\n[frontend]\nadmin = {{ http = '{frontend}' }}");
         let flags = ["--ui", &scheduler.to_string()];
         let up = Up::start_flagged(&flags, ("warn", Stdio::inherit()), (1, "resnet50", &[2]), &rest);
         let mut measured = None;

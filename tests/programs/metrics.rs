@@ -53,10 +53,8 @@ const PAGE: &str = "# HELP rows_total Rows\n# TYPE rows_total counter\n";
 #[test]
 fn what_a_program_has_counted_outlives_it_and_goes_with_its_model() {
     let before = "assert ask(declared(), rows('metric')) == {'value': 0.0 if life == 1 else 3.0}";
-    let in_batch = "
-        if number == 1 and life == 1: os._exit(3)
-        count(rows('increment', value=3))";
-    let (odd, metrics) = odd(before, in_batch.trim_start(), 10);
+    let in_batch = "if number == 1 and life == 1: os._exit(3)\n    count(rows('increment', value=3))";
+    let (odd, metrics) = odd(before, in_batch, 10);
     let executor = odd.load().unwrap();
     assert_eq!(run(&*executor, &[1]).unwrap(), [2]);
     assert_eq!(page(&metrics), format!("{PAGE}rows_total{{model=\"odd\"}} 3\n"));

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Write as _},
     net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
     path::Path,
@@ -165,17 +165,17 @@ impl Up {
 
     /// The same, whose first frontend tells how it is at this address.
     pub(super) fn start_with(repository: &Path, python: &str, admin: Option<SocketAddr>) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("up.toml");
-        let admin = admin.map(|at| format!("[frontend]\nadmin = {{ http = '{at}' }}\n")).unwrap_or_default();
-        fs::write(&file, format!("repository = '{}'\n{admin}", repository.display())).unwrap();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        if let Some(at) = admin {
+            writeln!(file, "[frontend]\nadmin = {{ http = '{at}' }}").unwrap();
+        }
         let path = std::env::var("PATH").unwrap_or_default();
         let path = Path::new(python).parent().map_or(path.clone(), |folder| format!("{}:{path}", folder.display()));
         let ports = [Port::hold(), Port::hold()];
         let [http, grpc] = ports.each_ref().map(Port::address);
         let mut child = Command::new(env!("CARGO_BIN_EXE_downbeat"))
             .args(["up", "--http", &http.to_string(), "--grpc", &grpc.to_string(), "--config"])
-            .arg(&file)
+            .args([file.path(), Path::new("--repository"), repository])
             .env("PATH", path)
             .env("RUST_LOG", "warn")
             .stdout(Stdio::piped())

@@ -21,6 +21,9 @@ use super::{
 };
 use crate::regions::{Part, Regions};
 
+/// Whose an ensemble's request is, where its steps get room, and what is known of their answers.
+type Means = (Option<Client>, Box<dyn Room>, Option<Box<dyn Known>>);
+
 /// What a request says besides its inputs.
 #[derive(Debug)]
 pub struct Terms {
@@ -96,7 +99,7 @@ impl Terms {
         self,
         model: (usize, Rc<Model>),
         (inputs, waited): (Vec<(Place, Rope)>, Span),
-        (client, room, known): (Option<Client>, Box<dyn Room>, Option<Box<dyn Known>>),
+        (client, room, known): Means,
         choice: Option<Choice>,
     ) -> PreparedEnsemble {
         let Self { id, slo, priority, application, allow_default, outputs, parts } = self;

@@ -115,11 +115,15 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let gzip = Some(Coding::Gzip);
-            let (one, other, first, second) = tokio::join!(text(None), text(None), text(gzip), text(gzip));
+            // All of them ask before the first is let in.
+            let writing = scrape.writing.lock().await;
+            let (one, other, first, second, ()) =
+                tokio::join!(biased; text(None), text(None), text(gzip), text(gzip), async { drop(writing) });
             assert_eq!((one, first), (other, second), "each is once in memory");
             assert_eq!((reads.get(), at.get()), (1, Timestamp(0) + TOOK));
             // What they were answered with was read before these ask.
-            let (later, latest) = tokio::join!(text(None), text(None));
+            let writing = scrape.writing.lock().await;
+            let (later, latest, ()) = tokio::join!(biased; text(None), text(None), async { drop(writing) });
             assert!(later == latest && later != one);
             assert_eq!((reads.get(), at.get()), (2, Timestamp(0) + TOOK * (2 + TIMES_RESTED)));
         });

@@ -129,7 +129,8 @@ impl UpArgs {
         if let Some(ui) = &self.ui {
             let at = transport::own_address("--ui", ui)?;
             let next = at.port().checked_add(1).map(|port| SocketAddr::new(at.ip(), port));
-            layout.admin = layout.admin.or(next);
+            // A first frontend that the file has tell of itself elsewhere does so there alone.
+            layout.admin = layout.admin.or(next.filter(|_| !layout.frontend.contains_key("admin")));
             layout.ui = Some(at);
         }
         layout.policy = self.policy.clone().unwrap_or(layout.policy);
