@@ -10,7 +10,7 @@ HEAD = """# Compatibility
 
 Clients as PyPI has them, unmodified, against `downbeat up`. `tests/clients/run` makes every call below, judges its
 answer, and fails if this table is not what it found (`tests/clients/run --update` writes it). `tests/triton/run` runs
-Triton's own tests and its clients' examples, from checkouts of its repositories: in November 2026 377 of the 396 that
+Triton's own tests and its clients' examples, from checkouts of its repositories: in November 2026 386 of the 405 that
 apply passed, and `DIFFERS` in `tests/triton/suites.py` says why each of the others does not. `tests/clients/sdks` calls
 by KServe's SDK, MLServer's types, pytriton's clients and Ultralytics' client.
 
