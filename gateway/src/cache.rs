@@ -10,7 +10,9 @@
 //! Whoever asks the model has an earlier deadline than those who wait for it, so that nobody misses its own by waiting.
 //!
 //! `quick_cache` keeps what is asked for again (S3-FIFO): a client that asks for ever new things takes the place of
-//! what was asked for once, and not of what is asked for often.
+//! what was asked for once, and not of what is asked for often. One that asks for them twice would take all: so once
+//! there is no room, a client whose answers take more than its share ([`share`]) gives up its own oldest ones, and
+//! nobody else's.
 
 use std::{
     cell::RefCell,
@@ -20,16 +22,19 @@ use std::{
 };
 
 use bytes::Bytes;
-use frontend::{request::Place, rope::Rope, tasks::Reply};
+use frontend::{request::Place, rope::Rope, slots::Client, tasks::Reply};
 use highway::{HighwayHash as _, HighwayHasher, Key};
 use proto::Timestamp;
-use quick_cache::{Weighter, unsync};
+use quick_cache::{DefaultHashBuilder, Lifecycle, OptionsBuilder, Weighter, unsync};
 use tokio::sync::oneshot;
 
 /// What an entry takes besides the bytes of its answer: its key, its place, and what says how long the parts are.
 const ENTRY_BYTES: usize = 256;
 /// Answers for which there is room from the start; for more it is made when they come.
 const ENTRIES_AT_FIRST: usize = 1024;
+
+/// Of nobody who has been named.
+const NOBODY: Client = Client(0);
 
 /// All that decides an answer, as a digest that nobody outside can aim at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,6 +70,8 @@ pub struct Asking {
     cache: Rc<Cache>,
     question: Question,
     until: Timestamp,
+    /// In whose share the answer is kept.
+    client: Client,
 }
 
 /// Waits for the answer to an equal question, or for the turn to ask it; dropping it gives up.
@@ -85,11 +92,44 @@ enum Word {
 pub struct Cache(RefCell<State>);
 
 struct State {
-    kept: unsync::Cache<Question, Kept, Weight>,
+    kept: unsync::Cache<Question, Entry, Weight, DefaultHashBuilder, Evictions>,
+    /// Of clients who have any.
+    owned: BTreeMap<Client, Owned>,
+    /// Answers that have ever been kept.
+    entries: u64,
     /// Bytes; 0: nothing is kept and nobody waits.
     max: usize,
     asked: HashMap<Question, Asked>,
     waiters: u64,
+}
+
+/// An answer in somebody's share.
+#[derive(Debug, Clone)]
+struct Entry {
+    kept: Kept,
+    client: Client,
+    /// Grows with each.
+    number: u64,
+}
+
+/// What is kept of one client's questions.
+#[derive(Default)]
+struct Owned {
+    bytes: usize,
+    /// The oldest first.
+    questions: BTreeMap<u64, Question>,
+}
+
+/// Takes down what goes to make room.
+#[derive(Debug, Clone, Default)]
+struct Evictions;
+
+impl Lifecycle<Question, Entry> for Evictions {
+    type RequestState = Vec<Entry>;
+
+    fn on_evict(&self, gone: &mut Vec<Entry>, _: Question, entry: Entry) {
+        gone.push(entry);
+    }
 }
 
 /// A question that is being asked.
@@ -104,9 +144,50 @@ struct Asked {
 #[derive(Clone)]
 struct Weight;
 
-impl Weighter<Question, Kept> for Weight {
-    fn weight(&self, _: &Question, kept: &Kept) -> u64 {
-        kept.bytes() as u64
+impl Weighter<Question, Entry> for Weight {
+    fn weight(&self, _: &Question, entry: &Entry) -> u64 {
+        entry.kept.bytes() as u64
+    }
+}
+
+/// Bytes of so many that one client's answers may take while there is no room for others'.
+fn share(max: usize) -> usize {
+    max / 2
+}
+
+impl State {
+    /// Keeps an answer that was not kept, which its client pays for if there is no room and it has more than its share.
+    fn keep(&mut self, question: Question, client: Client, kept: Kept) {
+        self.forget(question);
+        let bytes = kept.bytes();
+        let has_others = self.owned.keys().any(|owner| *owner != client);
+        while has_others && self.kept.weight() as usize + bytes > self.max {
+            let owned = self.owned.get(&client).filter(|owned| owned.bytes + bytes > share(self.max));
+            let Some((_, &oldest)) = owned.and_then(|owned| owned.questions.first_key_value()) else { break };
+            self.forget(oldest);
+        }
+        self.entries += 1;
+        let owned = self.owned.entry(client).or_default();
+        owned.bytes += bytes;
+        owned.questions.insert(self.entries, question);
+        let mut gone = Vec::new();
+        self.kept.insert_with_lifecycle(question, Entry { kept, client, number: self.entries }, &mut gone);
+        gone.iter().for_each(|entry| self.on_gone(entry));
+    }
+
+    fn forget(&mut self, question: Question) {
+        if let Some((_, entry)) = self.kept.remove(&question) {
+            self.on_gone(&entry);
+        }
+    }
+
+    fn on_gone(&mut self, Entry { kept, client, number }: &Entry) {
+        let Some(owned) = self.owned.get_mut(client) else { return };
+        owned.questions.remove(number);
+        owned.bytes -= kept.bytes();
+        if owned.questions.is_empty() {
+            self.owned.remove(client);
+        }
     }
 }
 
@@ -181,8 +262,12 @@ impl Cache {
     /// Nothing yet, and of answers so many bytes at most; with 0 it is off.
     #[must_use]
     pub fn new(max: usize) -> Rc<Self> {
-        let kept = unsync::Cache::with_weighter(ENTRIES_AT_FIRST, max as u64, Weight);
-        Rc::new(Self(RefCell::new(State { kept, max, asked: HashMap::new(), waiters: 0 })))
+        let options =
+            OptionsBuilder::new().estimated_items_capacity(ENTRIES_AT_FIRST).weight_capacity(max as u64).build();
+        let options = options.expect("both are given");
+        let kept = unsync::Cache::with_options(options, Weight, DefaultHashBuilder::default(), Evictions);
+        let (owned, asked) = (BTreeMap::new(), HashMap::new());
+        Rc::new(Self(RefCell::new(State { kept, owned, entries: 0, max, asked, waiters: 0 })))
     }
 
     /// Whether anything can be kept.
@@ -200,7 +285,7 @@ impl Cache {
     /// Somebody whose deadline is `until` has this question.
     pub fn ask(self: &Rc<Self>, question: Question, until: Timestamp) -> Turn {
         let mut state = self.0.borrow_mut();
-        if let Some(kept) = state.kept.get(&question) {
+        if let Some(Entry { kept, .. }) = state.kept.get(&question) {
             return Turn::Answered(kept.clone());
         }
         let number = state.waiters;
@@ -212,7 +297,7 @@ impl Cache {
             return Turn::Wait(Waiting { cache: Rc::clone(self), question, place: (until, number), word });
         }
         *asked.askers.entry(until).or_default() += 1;
-        Turn::Ask(Asking { cache: Rc::clone(self), question, until })
+        Turn::Ask(Asking { cache: Rc::clone(self), question, until, client: NOBODY })
     }
 
     /// Somebody asks no longer. If nobody else does whose deadline is as early, it is the turn of one who waits: of
@@ -241,11 +326,18 @@ impl Cache {
             }
         };
         // Whoever has gone has left the queue, too.
-        drop(sender.send(Word::YourTurn(Asking { cache: Rc::clone(self), question, until })));
+        drop(sender.send(Word::YourTurn(Asking { cache: Rc::clone(self), question, until, client: NOBODY })));
     }
 }
 
 impl Asking {
+    /// The same in a client's share.
+    #[must_use]
+    pub fn of(mut self, client: Client) -> Self {
+        self.client = client;
+        self
+    }
+
     /// The model has answered so.
     pub fn answered(self, reply: &Reply) {
         let waiting = {
@@ -259,7 +351,7 @@ impl Asking {
             }
             let kept = Kept::of(reply);
             if is_kept {
-                state.kept.insert(self.question, kept.clone());
+                state.keep(self.question, self.client, kept.clone());
             }
             waiting.into_values().map(move |sender| (sender, kept.clone())).collect::<Vec<_>>()
         };

@@ -172,6 +172,70 @@ fn a_scan_leaves_what_is_asked_for_again() {
     }
 }
 
+fn answered_for(cache: &Rc<Cache>, client: u64, number: u64, bytes: usize) {
+    if let Turn::Ask(asking) = cache.ask(question(number), Timestamp(1)) {
+        asking.of(Client(client)).answered(&answer(number, 0, bytes));
+    }
+}
+
+/// Asked for twice, everything of a scan is kept, and took all that others had asked for.
+#[test]
+fn one_that_asks_for_everything_twice_takes_its_own_share() {
+    let cache = Cache::new(100 * 1_000);
+    let hits = |of: std::ops::Range<u64>| of.filter(|&n| cache.0.borrow().kept.peek(&question(n)).is_some()).count();
+    (0..20).for_each(|number| answered_for(&cache, 1, number, 500));
+    for new in 1_000..6_000 {
+        (0..3).for_each(|_| answered_for(&cache, 2, new, 500));
+    }
+    assert_eq!(hits(0..20), 20);
+    // Alone it has it all.
+    assert!(cache.bytes() > 90 * 1_000);
+    // Whoever comes has a share, too.
+    for number in 20..100 {
+        answered_for(&cache, 1, number, 500);
+    }
+    let owned = |client| cache.0.borrow().owned[&Client(client)].bytes;
+    assert!(owned(1) > 40 * 1_000 && owned(2) > 30 * 1_000, "{} and {}", owned(1), owned(2));
+}
+
+#[test]
+fn one_that_is_alone_is_kept_as_if_there_were_no_shares() {
+    let cache = Cache::new(100 * 1_000);
+    (0..2_000).for_each(|number| answered_for(&cache, 7, number, 500));
+    assert!(cache.bytes() > 90 * 1_000);
+    assert_eq!(cache.0.borrow().owned.len(), 1);
+}
+
+proptest! {
+    /// The naive way: what each client has is counted anew from all that is there.
+    #[test]
+    fn shares_are_counted_right(
+        asked in proptest::collection::vec((0..4u64, 0..30u64, 0..900usize), 1..200), max in 0..6_000usize,
+    ) {
+        let cache = Cache::new(max);
+        for (client, number, bytes) in asked {
+            let before: BTreeMap<u64, usize> = cache.0.borrow().owned.iter().map(|(c, owned)| (c.0, owned.bytes)).collect();
+            answered_for(&cache, client, number, bytes);
+            let state = cache.0.borrow();
+            let mut naive: BTreeMap<Client, (usize, usize)> = BTreeMap::new();
+            for (_, entry) in state.kept.iter() {
+                let of = naive.entry(entry.client).or_default();
+                *of = (of.0 + entry.kept.bytes(), of.1 + 1);
+            }
+            let counted: BTreeMap<Client, (usize, usize)> =
+                state.owned.iter().map(|(client, owned)| (*client, (owned.bytes, owned.questions.len()))).collect();
+            prop_assert_eq!(&counted, &naive);
+            prop_assert!(state.kept.weight() <= max as u64);
+            // Who had more than a share before took nothing of others'.
+            if before.get(&client).is_some_and(|bytes| *bytes > share(max)) {
+                for (other, bytes) in before.iter().filter(|(other, _)| **other != client) {
+                    prop_assert_eq!(state.owned.get(&Client(*other)).map(|owned| owned.bytes), Some(*bytes));
+                }
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Ask(u64, i64),
