@@ -16,18 +16,19 @@ mod hosting;
 mod measuring;
 mod offers;
 mod primary;
-mod session;
 mod transfers;
 mod trials;
 mod unmeasured;
 mod watchdog;
 mod weights;
+mod word;
 
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Weak},
 };
 
+use member::{Destination, Membership, Reader, encode, excerpt};
 use proto::{
     BackendId, Claim, FrontendId, LoadId, ModelId, ModelThreadId, PlanId, Span, TaskId, Timestamp, Wait,
     backend_to_frontend::{AnswerHeader, LinkHello, LinkWelcome},
@@ -36,14 +37,13 @@ use proto::{
     clock::ClockOffset,
     frame::read_frame,
     frontend_to_scheduler::NAME_BYTES_MAX,
+    hello::Member,
     scheduler_to_backend::{BatchPlan, SchedulerToBackend},
 };
 use repository::Refused;
 use transport::{Address, ConnectionId, DisconnectReason, Event, Transfer};
-use wincode::SchemaWrite;
 
 use crate::{
-    core::session::excerpt,
     executor::{Executor, Loaded},
     links::{Broken, LinkAction, Links, Target},
     memory::LoadOrder,
@@ -51,11 +51,10 @@ use crate::{
     worker::{self, Action, Worker},
 };
 use hosting::Hosting;
-use primary::Obedience;
-use session::{Reader, Session};
-
+use primary::Inheritance;
 use watchdog::{Verdict, Watchdog};
 use weights::Memories;
+use word::Word;
 
 /// A batch is handed to its GPU's thread this much ahead: two threads wake up one after the other, each in 50 to 100 us
 /// on a small virtual machine.
@@ -301,9 +300,11 @@ impl std::fmt::Debug for Job {
 /// The backend.
 pub struct Core {
     config: CoreConfig,
-    /// One for each scheduler of the list.
-    sessions: Vec<Session>,
-    obedience: Obedience,
+    /// Sessions with all schedulers of the list, and what each has said in its present one.
+    membership: Membership<Word>,
+    inheritance: Inheritance,
+    /// An operator has drained us, by a primary's word.
+    is_drained: bool,
     hosting: Hosting,
     /// Models that could not be loaded at the start, and have not been since.
     not_loaded: Vec<Refused>,
@@ -311,8 +312,6 @@ pub struct Core {
     told: hosting::Told,
     memories: Memories,
     links: Links,
-    /// The primary's clock; the former one's until the new one's is known.
-    offset: ClockOffset,
     /// The latest instant that workers were told, on the scheduler's clock: a better estimate must not turn it back.
     scheduler_now: Timestamp,
     watchdog: Watchdog,
@@ -326,31 +325,32 @@ pub struct Core {
 
 impl Core {
     /// A backend that hosts `models`, about to connect.
+    ///
+    /// # Panics
+    /// If there is no scheduler.
     #[must_use]
     pub fn new(config: CoreConfig, models: Vec<Arc<Loaded>>) -> Self {
         let gpus = config.staging.gpus();
         let hosting = Hosting::new(gpus, models);
         let hosted = hosting.models.iter().map(|(&id, loaded)| (id, &**loaded));
         let memories = Memories::new(gpus, (config.memory_pages, config.host_pages), hosted);
-        let mut core = Self {
-            sessions: config.schedulers.iter().cloned().map(Session::new).collect(),
+        Self {
+            membership: Membership::new(config.schedulers.len()),
             config,
-            obedience: Obedience::default(),
+            inheritance: Inheritance::default(),
+            is_drained: false,
             hosting,
             not_loaded: Vec::new(),
             told: hosting::Told::default(),
             memories,
             links: Links::default(),
-            offset: ClockOffset::default(),
             scheduler_now: Timestamp::PAST,
             watchdog: Watchdog::new(gpus),
             trial: None,
             leaving: None,
             outputs: VecDeque::new(),
             ended: None,
-        };
-        core.connect(0);
-        core
+        }
     }
 
     /// Whether there is a scheduler that is obeyed now.
@@ -379,19 +379,20 @@ impl Core {
     /// Whether there has been a primary in this life: it had taken us in, and we were connected to its ModelThreads.
     #[must_use]
     pub fn has_joined(&self) -> bool {
-        self.obedience.claim().is_some()
+        self.membership.has_obeyed()
     }
 
     /// What was claimed by the scheduler that we obey; `None` if there is none now.
     #[must_use]
     pub fn obeys(&self) -> Option<Claim> {
-        self.obedience.claim().filter(|_| self.primary().is_some())
+        self.primary().map(|_| self.membership.obeys())
     }
 
     /// The schedulers' name for us, once we know it.
     #[must_use]
     pub fn backend(&self) -> Option<BackendId> {
-        self.obedience.backend
+        let Some(Member::Backend(backend)) = self.membership.name() else { return None };
+        Some(backend)
     }
 
     /// Plans that have not ended: they wait, execute, or have answers on their way.
@@ -402,16 +403,12 @@ impl Core {
 
     /// The driver did what [`Output::Connect`] asked for.
     pub fn handle_connecting(&mut self, peer: Peer, connection: ConnectionId) {
-        let is_wanted = match peer {
-            Peer::Scheduler(index) => self.sessions[index].handle_opened(Reader::Scheduler, connection),
-            Peer::ModelThread(index, id) => self.sessions[index].handle_opened(Reader::ModelThread(id), connection),
-            Peer::Frontend(frontend) => {
-                self.links.handle_opened(frontend, connection);
-                true
+        match peer {
+            Peer::Scheduler(index) => self.membership.handle_connecting(index, Reader::Scheduler, connection),
+            Peer::ModelThread(index, id) => {
+                self.membership.handle_connecting(index, Reader::ModelThread(id), connection);
             }
-        };
-        if !is_wanted {
-            self.outputs.push_back(Output::Disconnect { connection });
+            Peer::Frontend(frontend) => self.links.handle_opened(frontend, connection),
         }
     }
 
@@ -421,19 +418,16 @@ impl Core {
             return;
         }
         match event {
-            Event::Connected { connection, welcome } => match self.session_of(connection) {
-                Some(index) => self.on_up(now, index, connection, &welcome),
+            Event::Connected { connection, welcome } => match self.membership.session_of(connection) {
+                Some(_) => self.on_up(now, connection, &welcome),
                 None => self.on_link_up(connection, &welcome),
             },
-            Event::Message { connection, frame } => match self.session_of(connection) {
+            Event::Message { connection, frame } => match self.membership.session_of(connection) {
                 Some(index) => self.on_frame(now, index, &frame),
                 None => self.on_stray(connection),
             },
-            Event::Disconnected { connection, reason } => match self.session_of(connection) {
-                Some(index) => {
-                    self.sessions[index].handle_down(connection);
-                    self.lose(now, index, reason.text);
-                }
+            Event::Disconnected { connection, reason } => match self.membership.handle_disconnected(connection) {
+                Some(index) => self.lose(now, index, reason.text),
                 None => self.on_link_broken(now, connection, &reason),
             },
             Event::ReadDone { token, result, .. } => self.on_fetched(now, token, result.is_ok()),
@@ -469,7 +463,7 @@ impl Core {
     /// A frame could not be sent. A report that is lost would leave tasks without an end; a scheduler that has lost us
     /// finds out what has become of them.
     pub fn handle_send_failed(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
-        if let Some(index) = self.session_of(connection) {
+        if let Some(index) = self.membership.session_of(connection) {
             self.lose(now, index, format!("a report cannot be sent to the scheduler: {reason}"));
         }
     }
@@ -479,7 +473,7 @@ impl Core {
     pub fn handle_leaving(&mut self, now: Timestamp) {
         if self.leaving.is_none() && self.has_joined() {
             // An orphan tells its next primary.
-            self.leaving = Some(self.primary().map_or(1, |primary| self.sessions[primary].plan_senders()));
+            self.leaving = Some(self.primary().map_or(1, |primary| self.membership[primary].threads().count()));
             self.report(&BackendToControl::Leaving);
             self.settle(now);
         }
@@ -516,9 +510,10 @@ impl Core {
         }
         let workers = self.hosting.workers.iter().map(Worker::poll_timeout);
         let workers = workers.fold(self.watchdog.poll_timeout(), Timestamp::min).min(self.memories.poll_timeout());
-        let workers = self.offset.to_local(workers).unwrap_or(workers);
+        let workers = self.membership.clock().to_local(workers).unwrap_or(workers);
         let tells_at = if self.primary().is_some() { self.memories.tells_at() } else { Timestamp::NEVER };
-        workers.min(self.links.poll_timeout()).min(self.primary_timeout()).min(tells_at).min(self.trial_timeout())
+        let members = self.membership.poll_timeout().min(self.inheritance.until);
+        workers.min(self.links.poll_timeout()).min(members).min(tells_at).min(self.trial_timeout())
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
@@ -526,19 +521,37 @@ impl Core {
         if self.ended.is_some() {
             return None;
         }
+        // Who is cut off is so before anybody else is told.
+        if let Some(output) = self.membership.poll_output() {
+            return Some(self.on_wanted(output));
+        }
         let frame = |(connection, frame)| Output::Send { connection, frame };
-        self.outputs.pop_front().or_else(|| self.sessions.iter_mut().find_map(Session::poll_frame).map(frame))
+        self.outputs.pop_front().or_else(|| self.membership.poll_frame().map(frame))
     }
 
-    fn session_of(&self, connection: ConnectionId) -> Option<usize> {
-        self.sessions.iter().position(|session| session.reader(connection).is_some())
+    /// What sessions want done.
+    fn on_wanted(&mut self, output: member::Output) -> Output {
+        let (to, hello) = match output {
+            member::Output::Connect { to, hello } => (to, hello),
+            member::Output::Disconnect { connection } => return Output::Disconnect { connection },
+        };
+        let index = to.scheduler();
+        let hello = hello.unwrap_or_else(|| self.hello(index));
+        match to {
+            Destination::Scheduler(_) => {
+                Output::Connect { peer: Peer::Scheduler(index), to: self.config.schedulers[index].clone(), hello }
+            }
+            Destination::ModelThread { id, address, .. } => {
+                Output::Connect { peer: Peer::ModelThread(index, id), to: address.into(), hello }
+            }
+        }
     }
 
-    fn on_up(&mut self, now: Timestamp, index: usize, connection: ConnectionId, welcome: &[u8]) {
-        match self.sessions[index].handle_up(connection) {
-            Some(Reader::Scheduler) => self.on_welcome(now, index, welcome),
-            Some(Reader::ModelThread(id)) => {
-                tracing::info!(scheduler = %self.sessions[index].address, model_thread = id.0, "connected");
+    fn on_up(&mut self, now: Timestamp, connection: ConnectionId, welcome: &[u8]) {
+        match self.membership.handle_connected(connection) {
+            Some((index, Reader::Scheduler)) => self.on_welcome(now, index, welcome),
+            Some((index, Reader::ModelThread(id))) => {
+                tracing::info!(scheduler = %self.config.schedulers[index], model_thread = id.0, "connected");
                 self.on_claim(now, index);
             }
             None => {}
@@ -546,15 +559,13 @@ impl Core {
     }
 
     fn on_frame(&mut self, now: Timestamp, index: usize, frame: &[u8]) {
-        if self.primary() == Some(index) {
-            self.on_heard();
-        }
+        self.membership.handle_heard(index);
         for message in read_frame::<SchedulerToBackend>(frame) {
             // What follows a message that loses the session does not count.
-            let is_over = self.ended.is_some() || self.sessions[index].connects_at() != Timestamp::NEVER;
+            let is_over = self.ended.is_some() || self.membership[index].is_waiting();
             match message {
                 _ if is_over => return,
-                _ if !self.sessions[index].is_welcomed() => {
+                _ if !self.membership[index].is_welcomed() => {
                     self.lose(now, index, "the scheduler spoke before its welcome".into());
                 }
                 Ok(message) => self.on_message(now, index, message),
@@ -566,12 +577,8 @@ impl Core {
     /// What every scheduler can say; the rest is the primary's.
     fn on_message(&mut self, now: Timestamp, index: usize, message: SchedulerToBackend) {
         let is_primary = self.primary() == Some(index);
-        let session = &mut self.sessions[index];
         match message {
-            SchedulerToBackend::Clock(reply) => {
-                session.clock.handle_reply(now, reply);
-                self.on_clock(now, index);
-            }
+            SchedulerToBackend::Clock(reply) => self.on_clock(now, index, reply),
             SchedulerToBackend::FrontendJoined { frontend, link_address, pass } => match link_address.parse() {
                 Ok(address) => self.on_frontend(now, index, frontend, Target { address, pass }),
                 Err(_) => {
@@ -581,20 +588,20 @@ impl Core {
                 }
             },
             SchedulerToBackend::FrontendLeft { frontend } => {
-                session.frontends.remove(&frontend);
+                self.membership[index].word.frontends.remove(&frontend);
                 if is_primary {
                     self.leave_frontend(now, frontend);
                 }
             }
-            SchedulerToBackend::Takeover { epoch } => self.on_takeover(now, index, epoch),
+            SchedulerToBackend::Takeover { epoch } => {
+                if self.membership.handle_takeover(index, epoch) {
+                    self.on_claim(now, index);
+                }
+            }
             SchedulerToBackend::AskPrimary => self.on_question(now, index),
             SchedulerToBackend::Offered { models } => self.on_offered(now, index, models),
             message if is_primary => self.on_order(now, index, message),
-            message => {
-                if !session.handle_early(message) {
-                    tracing::debug!(scheduler = %session.address, "not the primary, so what it wants is not done");
-                }
-            }
+            message => self.on_early(index, message),
         }
     }
 
@@ -614,7 +621,7 @@ impl Core {
             SchedulerToBackend::Load { load, name, brought } => self.on_load(load, name, brought),
             SchedulerToBackend::Host { load, version, model } => self.on_host(now, index, (load, &version), model),
             SchedulerToBackend::Discard { load } => self.on_discard(load),
-            SchedulerToBackend::Unload { model } => self.on_unload(now, index, model),
+            SchedulerToBackend::Unload { model } => self.on_unload(index, model),
             SchedulerToBackend::Cancel { plan, task } => {
                 let scheduler_now = self.scheduler_now(now);
                 let workers = &mut self.hosting.workers;
@@ -632,23 +639,14 @@ impl Core {
         }
     }
 
-    /// The clock of this session may be better known, or be the one that counts now.
-    fn on_clock(&mut self, now: Timestamp, index: usize) {
-        let offset = self.sessions[index].clock.offset();
-        if self.primary() == Some(index) && offset.error_bound().is_some() {
-            self.offset = offset.clone();
-            self.links.handle_clock(now);
-        }
-    }
-
     fn on_plan(&mut self, now: Timestamp, index: usize, mut plan: BatchPlan) {
         let (id, thread) = (plan.plan.0, plan.plan.model_thread());
-        let session = &self.sessions[index];
+        let session = &self.membership[index];
         if !session.is_up(Reader::ModelThread(thread)) {
             let text = format!("plan {id} is of ModelThread {}, which is not connected", thread.0);
             return self.lose(now, index, text);
         }
-        let ours = session.models.get(&plan.model).copied();
+        let ours = session.word.models.get(&plan.model).copied();
         let scheduler_now = self.scheduler_now(now);
         let refuse = |core: &mut Self, plan: &BatchPlan, why: &str| {
             tracing::warn!(plan = id, gpu = plan.gpu_index, model = plan.model.0, "a plan names {why}");
@@ -749,7 +747,8 @@ impl Core {
         self.settle_weights(now);
         self.settle_measured();
         self.settle_trial(now);
-        self.connect_due(now);
+        self.membership.handle_due(now);
+        self.answer_questions();
     }
 
     fn perform(&mut self, now: Timestamp, gpu: usize, action: Action) {
@@ -801,8 +800,9 @@ impl Core {
         match action {
             LinkAction::Open { frontend, target: Target { address, pass }, link } => {
                 // There are no links before there has been a primary.
-                let (Some(backend), Some(obeyed)) = (self.backend(), self.obedience.claim()) else { return };
-                let hello = encode(&LinkHello { backend, frontend, link, epoch: obeyed.epoch, pass });
+                let Some(backend) = self.backend() else { return };
+                let epoch = self.membership.obeys().epoch;
+                let hello = encode(&LinkHello { backend, frontend, link, epoch, pass });
                 self.outputs.push_back(Output::Connect { peer: Peer::Frontend(frontend), to: address.into(), hello });
             }
             LinkAction::Close { connection } => self.outputs.push_back(Output::Disconnect { connection }),
@@ -814,13 +814,13 @@ impl Core {
     fn report_to_thread(&mut self, report: BackendToModelThread) {
         let Some(primary) = self.primary() else { return };
         let first = ModelThreadId(0);
-        let session = &mut self.sessions[primary];
+        let session = &mut self.membership[primary];
         let pushed = match report.plan().map_or(first, PlanId::model_thread) {
-            ModelThreadId::INHERITED if session.has_model_threads() => {
-                session.push(&BackendToControl::Inherited(report))
+            ModelThreadId::INHERITED if session.has_own_threads() => {
+                session.push(Reader::Scheduler, &BackendToControl::Inherited(report))
             }
-            ModelThreadId::INHERITED => session.push_to(first, &report),
-            thread => session.push_to(thread, &report),
+            ModelThreadId::INHERITED => session.push(Reader::ModelThread(first), &report),
+            thread => session.push(Reader::ModelThread(thread), &report),
         };
         if let Err(error) = pushed {
             self.end(error.to_string());
@@ -835,17 +835,15 @@ impl Core {
     }
 
     fn tell(&mut self, index: usize, message: &BackendToControl) {
-        if let Err(error) = self.sessions[index].push(message) {
+        if let Err(error) = self.membership[index].push(Reader::Scheduler, message) {
             self.end(error.to_string());
         }
     }
 
     /// Tells every scheduler that has taken us in.
     fn tell_all(&mut self, message: &BackendToControl) {
-        for index in 0..self.sessions.len() {
-            if self.sessions[index].is_welcomed() {
-                self.tell(index, message);
-            }
+        for index in 0..self.config.schedulers.len() {
+            self.tell(index, message);
         }
     }
 
@@ -856,7 +854,7 @@ impl Core {
     /// Now, on the scheduler's clock; never earlier than before. Until the scheduler has answered, our own: no plan can
     /// be for a frontend that is linked then.
     fn scheduler_now(&mut self, now: Timestamp) -> Timestamp {
-        let Some(scheduler_now) = self.offset.to_scheduler(now) else { return now };
+        let Some(scheduler_now) = self.membership.clock().to_scheduler(now) else { return now };
         self.scheduler_now = self.scheduler_now.max(scheduler_now);
         self.scheduler_now
     }
@@ -869,13 +867,6 @@ impl Core {
     fn loaded(&self, model: ModelId) -> &Arc<Loaded> {
         &self.hosting.models[&model]
     }
-}
-
-fn encode<M>(message: &M) -> Vec<u8>
-where
-    M: SchemaWrite<wincode::config::DefaultConfig, Src = M>,
-{
-    wincode::serialize(message).expect("encoding into memory cannot fail")
 }
 
 /// A trial that waits.

@@ -11,11 +11,11 @@ mod schedulers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use member::{Membership, encode};
 use proto::{
     BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, SlotDescriptor, TaskId, Timestamp, Wait,
     backend_to_frontend::{LinkHello, LinkWelcome},
     brought::{Brought, CONFIG_BYTES_MAX},
-    clock::ClockOffset,
     frame::read_frame,
     frontend_to_scheduler::{FrontendToControl, FrontendToModelThread, ModelChange, NAME_BYTES_MAX},
     request_times::RequestTimes,
@@ -29,17 +29,14 @@ use repository::{Ensemble, Refused};
 use transport::{ConnectionId, Event, Notes};
 
 pub use self::schedulers::Takeovers;
-pub use crate::session::Destination;
+pub use member::Destination;
 
 use crate::{
-    allegiance::Allegiance,
     arena::Arena,
     changes::{ChangeOutput, Changes},
     error::InferError,
     models::{ModelTable, Offer, ServedModel, excerpt},
-    questions::Questions,
     rope::Rope,
-    session::{Session, SessionOutput, encode},
     slots::{ArenaTooSmall, SlotSize},
     spoken::Word,
     tasks::{AdmitInstants, CheckedRequest, Counters, Reply, RequestId, Tasks},
@@ -140,25 +137,15 @@ pub struct Core {
     models: ModelTable,
     changes: Changes,
     tasks: Tasks,
-    /// One with each scheduler.
-    sessions: Vec<Session>,
-    /// What each scheduler has said in its present session.
-    words: Vec<Word>,
-    allegiance: Allegiance,
+    /// Sessions with all schedulers, and what each has said in its present one.
+    membership: Membership<Word>,
     takeovers: Takeovers,
-    questions: Questions,
-    /// Who we are in this life.
-    frontend: Option<FrontendId>,
     /// Lives before this one.
     lives: u64,
     /// This life is over, and not all links are down.
     is_ending: bool,
     /// An operator has drained us, in whatever life.
     is_drained: bool,
-    /// As long as nobody has told us who we are: the only session that may connect.
-    asked: usize,
-    /// The last that was known of the clock of a primary that was lost.
-    former_clock: ClockOffset,
     /// Connections of backends, until they are reported down.
     links: BTreeMap<ConnectionId, (BackendId, LinkId)>,
     /// Links up to these were fenced off, and are not taken again; at most [`FENCED_MAX`] backends.
@@ -214,7 +201,6 @@ impl Core {
     /// # Panics
     /// If there is no scheduler.
     pub fn new(config: CoreConfig, models: Vec<repository::Model>) -> Result<Self, ArenaTooSmall> {
-        assert!(config.schedulers > 0, "the configuration names a scheduler");
         let models = ModelTable::new(models);
         let with_slots = models.iter().filter(|served| !served.is_ensemble());
         let sizes: Vec<SlotSize> = with_slots.map(|served| served.slot_size).collect();
@@ -222,19 +208,11 @@ impl Core {
         let arena = LinkWelcome { guards_offset: tasks.guards_offset() as u64, ..config.arena };
         Ok(Self {
             tasks,
-            sessions: (0..config.schedulers)
-                .map(|index| Session::new(index, &config.name, &config.link_address))
-                .collect(),
-            words: (0..config.schedulers).map(|_| Word::default()).collect(),
-            allegiance: Allegiance::new(config.schedulers),
+            membership: Membership::new(config.schedulers),
             takeovers: Takeovers::default(),
-            questions: Questions::default(),
-            frontend: None,
             lives: 0,
             is_ending: false,
             is_drained: false,
-            asked: 0,
-            former_clock: ClockOffset::default(),
             config: CoreConfig { arena, ..config },
             models,
             changes: Changes::default(),
@@ -261,7 +239,7 @@ impl Core {
     /// An instant of the scheduler's clock on ours; `None` before that is known.
     #[must_use]
     pub fn to_local(&self, at: Timestamp) -> Option<Timestamp> {
-        self.clocks().find_map(|clock| clock.to_local(at))
+        self.membership.clock().to_local(at)
     }
 
     /// Whether an operator has drained this frontend: it serves, and is not to be given more.
@@ -275,7 +253,7 @@ impl Core {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let can_take = self.models.iter().any(|served| self.is_model_ready(served)) || self.has_nothing_to_serve();
-        can_take && !self.allegiance.is_missing()
+        can_take && !self.membership.is_missing()
     }
 
     /// The same, for whoever needs each of these models; `*` is all there are, those that cannot be served among them.
@@ -286,7 +264,7 @@ impl Core {
         let needed = |served: &&ServedModel| is_needed(&served.model.name) && served.state != ModelState::Unloaded;
         let can_take = self.models.iter().filter(needed).all(|served| self.is_model_ready(served));
         let is_refused = self.models.refused().any(|(name, ..)| is_needed(name));
-        self.is_joined() && can_take && !is_refused && !self.allegiance.is_missing()
+        self.is_joined() && can_take && !is_refused && !self.membership.is_missing()
     }
 
     /// Whether it has joined, clients have unloaded all models that there are, if there are any, and a backend is there
@@ -299,7 +277,7 @@ impl Core {
 
     /// Whether a scheduler is there, and its clock known.
     fn is_joined(&self) -> bool {
-        self.admits_as().is_some() && self.clocks().any(|clock| clock.error_bound().is_some())
+        self.admits_as().is_some() && self.membership.clock().error_bound().is_some()
     }
 
     /// Whether requests for this model can be taken.
@@ -383,44 +361,46 @@ impl Core {
     /// Whether we have joined a scheduler that is the primary.
     #[must_use]
     pub fn has_scheduler(&self) -> bool {
-        self.allegiance.primary().is_some()
+        self.primary().is_some()
     }
 
     /// Whom we obey, or obeyed last; no primary's claim before there was one.
     #[must_use]
     pub fn obeys(&self) -> Claim {
-        self.allegiance.obeys()
+        self.membership.obeys()
     }
 
     /// The index of the scheduler that is the primary and that we have joined.
     #[must_use]
     pub fn primary(&self) -> Option<usize> {
-        self.allegiance.primary()
+        self.membership.primary()
     }
 
     /// Schedulers that we have joined, the primary among them.
     #[must_use]
     pub fn schedulers_joined(&self) -> usize {
-        self.sessions.iter().filter(|session| session.has_joined()).count()
+        self.membership.iter().filter(|session| session.has_joined()).count()
     }
 
     /// How primaries came and went.
     #[must_use]
     pub fn takeovers(&self) -> Takeovers {
-        self.takeovers
+        let mut takeovers = self.takeovers;
+        takeovers.lower_epochs = self.membership.lower_epochs();
+        takeovers
     }
 
     /// How much the primary had to do when it last said so, about a second ago; nothing while there is none.
     #[must_use]
     pub fn scheduler_load(&self) -> SchedulerLoad {
-        self.allegiance.primary().map_or(SchedulerLoad::default(), |primary| self.words[primary].load)
+        self.primary().map_or(SchedulerLoad::default(), |primary| self.membership[primary].word.load)
     }
 
     /// What requests of a model of the table take, as the primary has learned it; nothing if they are all alike.
     #[must_use]
     pub fn request_times(&self, model: usize) -> Option<&RequestTimes> {
-        let (primary, offer) = self.allegiance.primary().zip(self.models.get(model).offer)?;
-        self.words[primary].request_times(offer.id)
+        let (primary, offer) = self.primary().zip(self.models.get(model).offer)?;
+        self.membership[primary].word.request_times(offer.id)
     }
 
     /// Step 1: admits a request and submits its tasks. The reply comes as [`Output::Reply`]. A request without inputs
@@ -493,7 +473,7 @@ impl Core {
         name: &str,
         brought: Option<Brought>,
     ) -> Result<ChangeId, InferError> {
-        let primary = self.allegiance.primary().ok_or(InferError::NoScheduler)?;
+        let primary = self.primary().ok_or(InferError::NoScheduler)?;
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             let expected = format!("1 to {NAME_BYTES_MAX} bytes");
             return Err(InferError::Invalid(format!(
@@ -507,7 +487,7 @@ impl Core {
             return Err(InferError::Invalid(format!("config: found {found} bytes, expected {expected}")));
         }
         let change = self.changes.handle_asked(to, name)?;
-        self.sessions[primary].post(&FrontendToControl::ChangeModel { change, to, name: name.to_owned(), brought });
+        self.post(primary, &FrontendToControl::ChangeModel { change, to, name: name.to_owned(), brought });
         Ok(change)
     }
 
@@ -536,7 +516,7 @@ impl Core {
 
     /// The driver did what [`Output::Connect`] asked for.
     pub fn handle_connecting(&mut self, to: Destination, connection: ConnectionId) {
-        self.sessions[to.scheduler()].handle_connecting(to, connection);
+        self.membership.handle_connecting(to.scheduler(), to.reader(), connection);
     }
 
     /// Opens the slots' guards to backends: before the first of them links.
@@ -579,25 +559,30 @@ impl Core {
             self.on_not_written(backend, tasks);
         }
         self.tend_schedulers(now);
-        self.request_clocks(now);
         self.settle(now);
     }
 
     /// When [`Self::handle_timeout`] must be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.poll_schedulers_timeout(), self.tasks.poll_timeout()].into_iter().flatten().min()
+        let schedulers = Some(self.membership.poll_timeout()).filter(|at| *at < Timestamp::NEVER);
+        schedulers.into_iter().chain(self.tasks.poll_timeout()).min()
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.post_messages();
         // What is to be cut off comes before what is sent.
+        if let Some(output) = self.membership.poll_output() {
+            return Some(match output {
+                member::Output::Connect { to, hello } => {
+                    Output::Connect { to, hello: hello.unwrap_or_else(|| self.hello()) }
+                }
+                member::Output::Disconnect { connection } => Output::Disconnect { connection },
+            });
+        }
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
-        }
-        if let Some(output) = self.sessions.iter_mut().find_map(Session::poll_output) {
-            return Some(output.into());
         }
         match self.changes.poll_output() {
             Some(ChangeOutput::Read(name)) => {
@@ -610,7 +595,7 @@ impl Core {
         if let Some((request, result)) = self.tasks.poll_reply() {
             return Some(Output::Reply { request, result });
         }
-        self.sessions.iter_mut().find_map(Session::poll_frame).map(Output::from)
+        self.membership.poll_frame().map(|(connection, frame)| Output::Send { connection, frame })
     }
 
     fn on_frame(&mut self, now: Timestamp, connection: ConnectionId, frame: &[u8]) {
@@ -619,11 +604,11 @@ impl Core {
             self.outputs.push_back(Output::Disconnect { connection });
             return;
         }
-        let Some(index) = self.sessions.iter().position(|session| session.hears(connection)) else { return };
-        self.handle_heard(index);
+        let Some(index) = self.membership.iter().position(|session| session.hears(connection)) else { return };
+        self.membership.handle_heard(index);
         for message in read_frame::<SchedulerToFrontend>(frame) {
             // A message can end the session; what follows in the frame is then void.
-            if !self.sessions[index].hears(connection) {
+            if !self.membership[index].hears(connection) {
                 return;
             }
             match message {
@@ -635,21 +620,25 @@ impl Core {
 
     /// What any scheduler may say; the rest counts from the primary only.
     fn on_message(&mut self, now: Timestamp, index: usize, connection: ConnectionId, message: SchedulerToFrontend) {
-        let is_primary = self.allegiance.primary() == Some(index);
+        let is_primary = self.primary() == Some(index);
         match message {
-            SchedulerToFrontend::Clock(reply) => self.sessions[index].handle_clock(now, reply),
+            SchedulerToFrontend::Clock(reply) => {
+                self.membership.handle_clock(now, index, reply);
+            }
             SchedulerToFrontend::Takeover { epoch } => self.on_takeover(now, index, epoch),
             SchedulerToFrontend::AskPrimary => self.on_asked(now, index),
-            SchedulerToFrontend::PageEnd => self.sessions[index].post(&FrontendToControl::PageRead),
-            SchedulerToFrontend::Load(load) => self.words[index].load = *load,
+            SchedulerToFrontend::PageEnd => self.post(index, &FrontendToControl::PageRead),
+            SchedulerToFrontend::Load(load) => self.membership[index].word.load = *load,
             SchedulerToFrontend::RequestTimes { model, times } => {
-                self.words[index].handle_request_times(model, *times);
+                self.membership[index].word.handle_request_times(model, *times);
             }
             SchedulerToFrontend::Leaving => {
                 tracing::info!("scheduler {index} is about to end; what it has is finished");
-                self.words[index].leaves = true;
+                self.membership[index].word.leaves = true;
             }
-            SchedulerToFrontend::Model { model_thread, .. } if !self.sessions[index].has_thread(model_thread) => {
+            SchedulerToFrontend::Model { model_thread, .. }
+                if self.membership[index].threads().all(|thread| thread != model_thread) =>
+            {
                 let thread = model_thread.0;
                 let reason = format!("a model is said to belong to ModelThread {thread}, which is none of its own");
                 self.leave(now, index, &reason);
@@ -668,7 +657,7 @@ impl Core {
                 if is_primary {
                     self.on_offer(&name, &version, offer);
                 } else {
-                    self.words[index].spoken.handle_offer(&name, &version, offer);
+                    self.membership[index].word.spoken.handle_offer(&name, &version, offer);
                 }
             }
             SchedulerToFrontend::ModelState { name, state, loads, brought } if is_primary => {
@@ -677,13 +666,13 @@ impl Core {
                 }
             }
             SchedulerToFrontend::ModelState { name, state, loads, brought } => {
-                self.words[index].spoken.handle_state(&name, (state, loads), brought);
+                self.membership[index].word.spoken.handle_state(&name, (state, loads), brought);
             }
             SchedulerToFrontend::NotLoaded { name, version, reason } if is_primary => {
                 self.models.handle_not_loaded(name, version, reason);
             }
             SchedulerToFrontend::NotLoaded { name, version, reason } => {
-                self.words[index].spoken.handle_not_loaded(name, version, reason);
+                self.membership[index].word.spoken.handle_not_loaded(name, version, reason);
             }
             SchedulerToFrontend::Dropped { .. }
             | SchedulerToFrontend::Answered { .. }
@@ -758,8 +747,8 @@ impl Core {
             backend.0
         );
         self.fence(None, (backend, LinkId::ALL), tasks);
-        if let Some(primary) = self.allegiance.primary() {
-            self.sessions[primary].post(&FrontendToControl::Refuses { backend });
+        if let Some(primary) = self.primary() {
+            self.post(primary, &FrontendToControl::Refuses { backend });
         }
     }
 
@@ -787,7 +776,7 @@ impl Core {
             self.refuse(connection, "pass: found none of this frontend, expected the one that a scheduler gave");
             return;
         }
-        if self.awaits_primary() && self.early.len() < self.config.links_max {
+        if self.membership.awaits_primary() && self.early.len() < self.config.links_max {
             self.early.push_back((connection, hello));
         } else {
             self.on_hello(connection, hello);
@@ -795,7 +784,7 @@ impl Core {
     }
 
     fn on_hello(&mut self, connection: ConnectionId, hello: LinkHello) {
-        let Some(FrontendId(id)) = self.frontend.filter(|_| self.allegiance.has_obeyed()) else {
+        let Some(FrontendId(id)) = self.frontend().filter(|_| self.membership.has_obeyed()) else {
             self.refuse(connection, NO_SCHEDULER);
             return;
         };
@@ -803,7 +792,7 @@ impl Core {
             self.refuse(connection, &format!("found frontend {}, expected {id}", hello.frontend.0));
             return;
         }
-        let epoch = self.allegiance.obeys().epoch;
+        let epoch = self.membership.obeys().epoch;
         if hello.epoch != epoch {
             self.refuse(connection, &format!("obeys epoch {}, expected {epoch}", hello.epoch));
             return;
@@ -830,7 +819,7 @@ impl Core {
     }
 
     fn on_disconnected(&mut self, now: Timestamp, connection: ConnectionId, reason: &str) {
-        if let Some(index) = self.sessions.iter().position(|session| session.owns(connection)) {
+        if let Some(index) = self.membership.handle_disconnected(connection) {
             self.leave(now, index, reason);
             return;
         }
@@ -859,6 +848,7 @@ impl Core {
         if self.is_ending && self.links.is_empty() {
             self.begin_life(now);
         }
+        self.answer_questions();
         while let Some(fence) = self.take_fence() {
             let Fence { connection, backend, tasks, .. } = fence;
             let Some(connection) = connection else {
@@ -867,19 +857,11 @@ impl Core {
             };
             let fenced = FrontendToModelThread::Fenced { backend, unanswered: self.tasks.handle_fenced(tasks) };
             // Only the primary's fences are kept.
-            if let Some(primary) = self.allegiance.primary() {
-                self.sessions[primary].post_back(connection, &fenced);
+            if let Some(primary) = self.primary() {
+                self.membership[primary]
+                    .push_back(connection, &fenced)
+                    .expect("a fence is no longer than its question");
             }
-        }
-    }
-}
-
-impl From<SessionOutput> for Output {
-    fn from(output: SessionOutput) -> Self {
-        match output {
-            SessionOutput::Connect { to, hello } => Self::Connect { to, hello },
-            SessionOutput::Disconnect { connection } => Self::Disconnect { connection },
-            SessionOutput::Send { connection, frame } => Self::Send { connection, frame },
         }
     }
 }

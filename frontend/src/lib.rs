@@ -3,7 +3,6 @@
 //! and gRPC with it.
 #![deny(unsafe_code)]
 
-mod allegiance;
 pub mod arena;
 pub mod changes;
 pub mod client;
@@ -15,13 +14,11 @@ mod durations;
 pub mod error;
 pub mod models;
 // The one place where tokio needs a promise about a descriptor.
-mod questions;
 #[allow(unsafe_code)]
 mod readiness;
 mod records;
 pub mod request;
 pub mod rope;
-mod session;
 pub mod slots;
 mod spoken;
 pub mod tasks;

@@ -204,7 +204,7 @@ mod tests {
         let known: BTreeSet<&str> = others.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
         let (root, mut found, mut unnamed) = (root(), BTreeSet::new(), Vec::new());
         let mut named = BTreeSet::new();
-        for role in ["transport", "scheduler", "frontend", "backend"] {
+        for role in ["transport", "member", "scheduler", "frontend", "backend"] {
             for path in files(&root.join(role).join("src")) {
                 let of = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
                 if !of.ends_with(".rs") || of.contains("/tests") {

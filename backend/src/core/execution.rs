@@ -15,7 +15,7 @@ impl Core {
         }
         let runs = self.runs((gpu, buffer), model, runs);
         let Loaded { shape, executor, .. } = &**self.loaded(model);
-        let (executor, shape, offset) = (executor.clone(), *shape, self.offset.clone());
+        let (executor, shape, offset) = (executor.clone(), *shape, self.membership.clock().clone());
         let job = Job { model, executor, shape, runs, exec_at, latest, sample, offset, ahead };
         let input_bytes = job.runs.iter().map(|run| run.input_bytes).max().unwrap_or(0);
         self.watchdog.handle_started(gpu, latest, self.loaded(model).longest(job.tasks(), input_bytes));

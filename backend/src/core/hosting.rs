@@ -157,7 +157,7 @@ impl Core {
             tracing::warn!(load = load.0, "the scheduler wants a model hosted that was not loaded");
             return;
         };
-        let models = &mut self.sessions[session].models;
+        let models = &mut self.membership[session].word.models;
         let known = models.get(&theirs).copied();
         // Batches under way lie in staging memory in the shape that they had: they keep the model that they are of. So
         // do weights that were copied to a GPU.
@@ -177,7 +177,7 @@ impl Core {
         hosting.models.insert(id, Arc::clone(&loaded));
         let scheduler_now = self.scheduler_now(now);
         self.memories.handle_model(scheduler_now, id, Some(&loaded));
-        self.rejoin_standbys(now);
+        self.membership.rejoin_standbys();
     }
 
     /// The primary does not want what was loaded.
@@ -186,12 +186,12 @@ impl Core {
     }
 
     /// The primary, which is `session`, wants a model to go.
-    pub(super) fn on_unload(&mut self, now: Timestamp, session: usize, theirs: ModelId) {
-        let Some(&id) = self.sessions[session].models.get(&theirs) else {
+    pub(super) fn on_unload(&mut self, session: usize, theirs: ModelId) {
+        let Some(&id) = self.membership[session].word.models.get(&theirs) else {
             return self.report(&BackendToControl::Unloaded { model: theirs });
         };
         if self.hosting.leaving.insert(id) {
-            self.rejoin_standbys(now);
+            self.membership.rejoin_standbys();
         }
     }
 
@@ -205,11 +205,12 @@ impl Core {
             let scheduler_now = self.scheduler_now(now);
             self.memories.handle_model(scheduler_now, model, None);
             if let Some(primary) = self.primary()
-                && let Some((&theirs, _)) = self.sessions[primary].models.iter().find(|(_, ours)| **ours == model)
+                && let Some((&theirs, _)) =
+                    self.membership[primary].word.models.iter().find(|(_, ours)| **ours == model)
             {
                 self.report(&BackendToControl::Unloaded { model: theirs });
             }
-            self.sessions.iter_mut().for_each(|session| session.models.retain(|_, ours| *ours != model));
+            self.membership.iter_mut().for_each(|session| session.word.models.retain(|_, ours| *ours != model));
         }
     }
 

@@ -39,15 +39,15 @@ impl Core {
             }
         }
         models.insert(model, Arc::new(loaded));
-        let told = self.sessions.iter_mut().filter(|_| is_news);
-        told.for_each(|session| session.handle_measured(model));
+        let told = self.membership.iter_mut().filter(|_| is_news);
+        told.for_each(|session| session.word.handle_measured(model));
         self.settle(now);
     }
 
     /// Schedulers hear of what was measured, and the next model's turn has come.
     pub(super) fn settle_measured(&mut self) {
-        for index in 0..self.sessions.len() {
-            while let Some((theirs, ours)) = self.sessions[index].poll_measured() {
+        for index in 0..self.config.schedulers.len() {
+            while let Some((theirs, ours)) = self.membership[index].word.poll_measured() {
                 let Some(loaded) = self.hosting.models.get(&ours) else { continue };
                 let (profile, cost) = (loaded.profile.clone(), loaded.cost);
                 self.tell(index, &BackendToControl::Measured { model: theirs, profile, cost });

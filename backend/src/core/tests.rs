@@ -233,7 +233,10 @@ fn a_scheduler_that_breaks_the_protocol_ends_this_life_with_a_reason() {
     assert_eq!(backend.0.ended(), Some("plan 281474976710657 is of ModelThread 1, which is not connected"));
 
     let backend = Backend::welcomed(&["127.0.0.1"]);
-    assert_eq!(backend.0.ended(), Some("ModelThread 0: found address '127.0.0.1', expected ip:port"));
+    assert_eq!(
+        backend.0.ended(),
+        Some("its welcome has '127.0.0.1' as the address of a ModelThread, expected ip:port")
+    );
 
     let mut backend = Backend::welcomed(&[]);
     let reason = DisconnectReason::new("it closed the connection");

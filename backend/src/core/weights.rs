@@ -13,7 +13,7 @@ use proto::{
     weights::{TALLY_INTERVAL, WeightsTally},
 };
 
-use super::{Core, Output, session::Session};
+use super::{Core, Output, word::Word};
 use crate::{
     executor::Loaded,
     memory::{Hosted, LoadOrder, Memory, MemoryAction},
@@ -218,8 +218,8 @@ impl Memories {
 }
 
 /// A scheduler's names of our models.
-fn their_names(session: &Session) -> BTreeMap<ModelId, ModelId> {
-    session.models.iter().map(|(&theirs, &ours)| (ours, theirs)).collect()
+fn their_names(word: &Word) -> BTreeMap<ModelId, ModelId> {
+    word.models.iter().map(|(&theirs, &ours)| (ours, theirs)).collect()
 }
 
 impl Core {
@@ -238,7 +238,7 @@ impl Core {
 
     /// Tells the primary, which is `session`, what is in a GPU's memory.
     fn report_resident(&mut self, session: usize, name: GpuId, resident: &[ResidentModel]) {
-        let ours = their_names(&self.sessions[session]);
+        let ours = their_names(&self.membership[session].word);
         let theirs = |resident: &ResidentModel| Some(ResidentModel { model: *ours.get(&resident.model)?, ..*resident });
         let theirs: Vec<_> = resident.iter().filter_map(theirs).collect();
         let mut parts = theirs.chunks(RESIDENT_MAX).peekable();
@@ -258,7 +258,7 @@ impl Core {
         let hosted = &self.hosting.models;
         host.changed.retain(|model| hosted.contains_key(model));
         let news = host.take_news();
-        let ours = their_names(&self.sessions[session]);
+        let ours = their_names(&self.membership[session].word);
         for (models, is_there) in news.iter().zip([true, false]) {
             let theirs: Vec<ModelId> = models.iter().filter_map(|model| ours.get(model).copied()).collect();
             for models in theirs.chunks(RESIDENT_MAX) {
@@ -271,7 +271,7 @@ impl Core {
     /// The primary, which is `session`, wants weights in a GPU's memory.
     pub(super) fn on_load_weights(&mut self, now: Timestamp, session: usize, order: LoadOrder) {
         let scheduler_now = self.scheduler_now(now);
-        let model = self.sessions[session].models.get(&order.theirs).copied();
+        let model = self.membership[session].word.models.get(&order.theirs).copied();
         if let Some(memory) = self.memories.named(order.gpu) {
             memory.handle_load(scheduler_now, LoadOrder { model, ..order });
         }
@@ -280,7 +280,7 @@ impl Core {
     /// The primary, which is `session`, wants weights to make room.
     pub(super) fn on_unload_weights(&mut self, now: Timestamp, session: usize, (gpu, theirs): (GpuId, ModelId)) {
         let scheduler_now = self.scheduler_now(now);
-        let model = self.sessions[session].models.get(&theirs).copied();
+        let model = self.membership[session].word.models.get(&theirs).copied();
         if let (Some(memory), Some(model)) = (self.memories.named(gpu), model) {
             memory.handle_unload(scheduler_now, gpu, model);
         }

@@ -1,16 +1,19 @@
-//! The schedulers of a frontend: which of them it has a session with, and which one it obeys.
+//! The schedulers of a frontend: what it does when another one is obeyed, or none.
 //!
-//! A life of the frontend begins with one session, whose welcome says who the frontend is; then it presents itself to
-//! all others under the same id. Each is asked for its clock, and what it says of models is kept. Whom to obey is
-//! `allegiance`'s to say. To obey another one is to cut off the former first, and then to tell the new one of all links
-//! and of all tasks that have not ended: tasks, their slots and the links stay as they are. A frontend that has lost
-//! its primary goes on admitting by the former one's word, and tells the next one. A life ends with all sessions and
-//! links.
+//! Whom to have sessions with and whom to obey is `member`'s to say. To obey another scheduler is to have cut off the
+//! former first, and then to tell the new one of all links and of all tasks that have not ended: tasks, their slots and
+//! the links stay as they are. A frontend that has lost its primary goes on admitting by the former one's word, and
+//! tells the next one. A life ends with all sessions and links.
 
-use proto::{Epoch, Span, Standing};
+use member::{Reader, Verdict, Welcome};
+use proto::{
+    Epoch, ModelThreadId, Span, Standing,
+    frontend_to_scheduler::FrontendHello,
+    hello::{Member, SchedulerHello},
+    scheduler_to_frontend::FrontendWelcome,
+};
 
 use super::*;
-use crate::{allegiance::Verdict, session::Identity};
 
 /// How primaries came and went since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -51,65 +54,57 @@ impl Takeovers {
 }
 
 impl Core {
-    /// Who we are, if requests can be taken in that name: there is a primary, or there was one and another may come.
-    pub(super) fn admits_as(&self) -> Option<FrontendId> {
-        let leaves = self.allegiance.primary().is_some_and(|primary| self.words[primary].leaves);
-        self.frontend.filter(|_| self.allegiance.has_obeyed() && !leaves)
+    /// Who we are in this life.
+    pub(super) fn frontend(&self) -> Option<FrontendId> {
+        let Some(Member::Frontend(frontend)) = self.membership.name() else { return None };
+        Some(frontend)
     }
 
-    /// The primary's clock; as long as it is not known, the former one's, which is the same. The first that is known
-    /// counts.
-    pub(super) fn clocks(&self) -> impl Iterator<Item = &ClockOffset> {
-        let clock = self.allegiance.primary().map(|primary| self.sessions[primary].clock());
-        clock.into_iter().chain([&self.former_clock])
+    /// Who we are, if requests can be taken in that name: there is a primary, or there was one and another may come.
+    pub(super) fn admits_as(&self) -> Option<FrontendId> {
+        let leaves = self.primary().is_some_and(|primary| self.membership[primary].word.leaves);
+        self.frontend().filter(|_| self.membership.has_obeyed() && !leaves)
     }
 
     /// An instant of our clock on the schedulers'; `None` before that is known.
     pub(super) fn to_scheduler(&self, local: Timestamp) -> Option<Timestamp> {
-        self.clocks().find_map(|clock| clock.to_scheduler(local))
+        self.membership.clock().to_scheduler(local)
     }
 
-    /// Whether the first primary of this life may be on its way.
-    pub(super) fn awaits_primary(&self) -> bool {
-        let may_come = |session: &Session| session.is_connecting() || session.is_welcomed();
-        !self.allegiance.has_obeyed() && self.sessions.iter().any(may_come)
+    /// Posts to a scheduler itself.
+    pub(super) fn post(&mut self, scheduler: usize, message: &FrontendToControl) {
+        self.membership[scheduler].push(Reader::Scheduler, message).expect(FITS);
+    }
+
+    /// Posts to a ModelThread.
+    pub(super) fn post_to_thread(&mut self, scheduler: usize, id: ModelThreadId, message: &FrontendToModelThread) {
+        self.membership[scheduler].push(Reader::ModelThread(id), message).expect(FITS);
     }
 
     /// Gives the primary what is for it. As long as there is none, it is for nobody: the next one is told of all tasks.
     pub(super) fn post_messages(&mut self) {
         while let Some((model_thread, message)) = self.tasks.poll_message() {
-            if let Some(primary) = self.allegiance.primary() {
-                self.sessions[primary].post_to_thread(model_thread, &message);
+            if let Some(primary) = self.primary() {
+                self.post_to_thread(primary, model_thread, &message);
             }
         }
     }
 
     /// Asks schedulers for their clocks when it is time, and tells the primary what answers took of late.
     pub(super) fn request_clocks(&mut self, now: Timestamp) {
-        let primary = self.allegiance.primary();
-        for (index, session) in self.sessions.iter_mut().enumerate() {
-            if let Some(sent_at) = session.poll_clock_request(now) {
-                let resp = if primary == Some(index) { self.tasks.take_way_back() } else { Span::ZERO };
-                session.post(&FrontendToControl::ClockRequest { sent_at, resp });
-            }
+        while let Some((scheduler, sent_at)) = self.membership.poll_clock_request(now) {
+            let is_primary = self.primary() == Some(scheduler);
+            let resp = if is_primary { self.tasks.take_way_back() } else { Span::ZERO };
+            self.post(scheduler, &FrontendToControl::ClockRequest { sent_at, resp });
         }
     }
 
     /// Runs the timers of sessions and of what depends on them.
     pub(super) fn tend_schedulers(&mut self, now: Timestamp) {
-        for session in self.questions.take_missed(now) {
-            self.sessions[session].post(&FrontendToControl::Misses { misses: true });
-        }
-        if let Verdict::StartOver(reason) = self.allegiance.handle_timeout(now) {
+        if let Verdict::StartOver(reason) = self.membership.handle_timeout(now) {
             self.start_over(reason);
         }
-        let standing = Standing { token: self.token(), obeys: self.allegiance.obeys() };
-        let identity = Identity { frontend: self.frontend, standing };
-        for index in 0..self.sessions.len() {
-            if self.may_connect(index) {
-                self.sessions[index].handle_timeout(now, identity);
-            }
-        }
+        self.request_clocks(now);
     }
 
     /// What schedulers tell this life by, and make passes for links of.
@@ -117,116 +112,94 @@ impl Core {
         token(self.config.token_seed, self.lives)
     }
 
-    /// When [`Self::tend_schedulers`] and [`Self::request_clocks`] must be called.
-    pub(super) fn poll_schedulers_timeout(&self) -> Option<Timestamp> {
-        let sessions = self.sessions.iter().enumerate();
-        let due = sessions.filter(|(index, session)| !session.is_waiting() || self.may_connect(*index));
-        let due = due.filter_map(|(_, session)| session.poll_timeout());
-        due.chain(self.allegiance.poll_timeout()).chain(self.questions.poll_timeout()).min()
+    /// Who we are, as each scheduler is told.
+    pub(super) fn hello(&self) -> Vec<u8> {
+        let CoreConfig { name, link_address, .. } = &self.config;
+        let standing = Standing { token: self.token(), obeys: self.membership.obeys() };
+        let (name, link_address, known_as) = (name.clone(), link_address.clone(), self.frontend());
+        encode(&SchedulerHello::Frontend(FrontendHello { name, link_address, known_as, standing }))
     }
 
-    /// Who has no name asks for one, and only one scheduler at a time: two would give two.
-    fn may_connect(&self, index: usize) -> bool {
-        self.frontend.is_some() || self.asked == index
-    }
-
+    /// Takes in that a connection to a scheduler is up.
     pub(super) fn on_connected(&mut self, now: Timestamp, connection: ConnectionId, welcome: &[u8]) {
-        let Some(index) = self.sessions.iter().position(|session| session.owns(connection)) else { return };
-        match self.sessions[index].handle_connected(now, connection, welcome, self.frontend) {
-            Ok(None) => {}
-            Ok(Some(frontend)) => {
-                if self.frontend.is_none() {
-                    self.frontend = Some(frontend);
-                    self.allegiance.handle_named(now);
-                }
-                self.count_if_lower(index);
-                self.request_clocks(now);
-                if self.is_drained {
-                    self.sessions[index].post(&FrontendToControl::Drained { is_drained: true });
-                }
-            }
-            Err(reason) => return self.leave(now, index, &reason),
+        let Some((scheduler, reader)) = self.membership.handle_connected(connection) else { return };
+        if reader == Reader::Scheduler
+            && let Err(reason) = self.on_welcome(now, scheduler, welcome)
+        {
+            return self.leave(now, scheduler, &reason);
         }
-        self.judge(now, index);
+        if self.membership[scheduler].has_joined() {
+            tracing::info!("joined scheduler {scheduler}");
+        }
+        self.judge(now, scheduler);
     }
 
-    /// A welcome may claim less than what is obeyed, as of a former primary that has heard of no other one.
-    fn count_if_lower(&mut self, index: usize) {
-        let claimed = self.sessions[index].claimed().filter(Claim::is_primary);
-        if claimed.is_some_and(|claimed| self.allegiance.is_below(claimed)) {
-            self.takeovers.lower_epochs += 1;
+    fn on_welcome(&mut self, now: Timestamp, scheduler: usize, welcome: &[u8]) -> Result<(), String> {
+        let FrontendWelcome { frontend, model_threads, claim } = wincode::deserialize(welcome)
+            .map_err(|_| "its welcome does not decode; do both sides run the same version?")?;
+        if frontend.0 >= FrontendId::COUNT_MAX {
+            return Err(format!("its welcome names us {}, expected less than {}", frontend.0, FrontendId::COUNT_MAX));
         }
+        let welcome = Welcome { member: Member::Frontend(frontend), model_threads, claim, knows_all: true };
+        self.membership.handle_welcome(now, scheduler, welcome)?;
+        tracing::info!("scheduler {scheduler} knows us as frontend {}", frontend.0);
+        self.request_clocks(now);
+        if self.is_drained {
+            self.post(scheduler, &FrontendToControl::Drained { is_drained: true });
+        }
+        Ok(())
     }
 
-    /// A lower epoch is never believed: it changes nothing.
-    pub(super) fn on_takeover(&mut self, now: Timestamp, index: usize, epoch: Epoch) {
-        let Some(claimed) = self.sessions[index].claimed() else { return };
-        if epoch < claimed.epoch || self.allegiance.is_below(Claim { epoch, ..claimed }) {
-            tracing::debug!("scheduler {index} claims epoch {epoch} after {}", claimed.epoch);
-            self.takeovers.lower_epochs += 1;
-            return;
+    /// A scheduler claims another epoch.
+    pub(super) fn on_takeover(&mut self, now: Timestamp, scheduler: usize, epoch: Epoch) {
+        if self.membership.handle_takeover(scheduler, epoch) {
+            self.judge(now, scheduler);
         }
-        self.sessions[index].handle_takeover(epoch);
-        self.judge(now, index);
     }
 
     /// A scheduler that has joined may claim to be the primary.
-    fn judge(&mut self, now: Timestamp, index: usize) {
-        let Some(claim) = self.sessions[index].claim() else { return };
-        let is_first = !self.allegiance.has_obeyed();
-        match self.allegiance.handle_claim(index, claim) {
+    fn judge(&mut self, now: Timestamp, scheduler: usize) {
+        let is_first = !self.membership.has_obeyed();
+        match self.membership.handle_claim(now, scheduler) {
             Verdict::Nothing => {}
-            Verdict::Leave(reason) => self.leave(now, index, reason),
+            Verdict::Leave(reason) => self.leave(now, scheduler, reason),
             Verdict::StartOver(reason) => self.start_over(reason),
             Verdict::Obey { former } => {
                 if let Some(former) = former {
-                    self.cut_off(now, former);
+                    tracing::warn!("scheduler {former} is cut off: another one takes over");
                 }
-                self.takeovers.handle_obeyed(now, claim.epoch, is_first);
-                self.adopt_word(index, is_first);
-                self.obey(now, index);
+                self.takeovers.handle_obeyed(now, self.membership.obeys().epoch, is_first);
+                self.adopt_word(scheduler, is_first);
+                self.obey(scheduler);
             }
         }
     }
 
-    /// The primary is no primary any more, and nothing counts that still comes from it.
-    fn cut_off(&mut self, now: Timestamp, former: usize) {
-        tracing::warn!("scheduler {former} is cut off: another one takes over");
-        self.keep_clock(former);
-        self.end_session(former);
-        self.sessions[former].handle_left(now);
-    }
-
     /// A scheduler is the primary from now on.
-    fn obey(&mut self, now: Timestamp, index: usize) {
-        let Claim { epoch, .. } = self.allegiance.obeys();
-        tracing::info!("scheduler {index} is obeyed in epoch {epoch}: {} tasks are open", self.tasks.outstanding());
+    fn obey(&mut self, scheduler: usize) {
+        let Claim { epoch, .. } = self.membership.obeys();
+        tracing::info!("scheduler {scheduler} is obeyed in epoch {epoch}: {} tasks are open", self.tasks.outstanding());
         self.changes.abandon();
         self.fences.clear();
         self.fenced.clear();
-        for &(backend, link) in self.links.values() {
-            self.sessions[index].post(&FrontendToControl::Link { backend, link });
+        for (backend, link) in self.links.values().copied().collect::<Vec<_>>() {
+            self.post(scheduler, &FrontendToControl::Link { backend, link });
         }
-        self.sessions[index].post(&FrontendToControl::Obeys { epoch });
+        self.post(scheduler, &FrontendToControl::Obeys { epoch });
         self.tasks.handle_obeyed(|model| self.models.offer_of(model));
         self.post_messages();
-        for thread in self.sessions[index].threads() {
-            self.sessions[index].post_to_thread(thread, &FrontendToModelThread::AllOpen);
+        for thread in self.membership[scheduler].threads() {
+            self.post_to_thread(scheduler, thread, &FrontendToModelThread::AllOpen);
         }
-        self.answer_questions(false);
         for (connection, hello) in std::mem::take(&mut self.early) {
             self.on_hello(connection, hello);
-        }
-        // Standbys of other eras.
-        for other in (0..self.sessions.len()).filter(|other| *other != index) {
-            self.judge(now, other);
         }
     }
 
     /// What a scheduler has said of models holds from now on. A model that was loaded may have changed since we read
     /// it: of the first primary of a life we cannot know, and later ones were heard all the time.
-    fn adopt_word(&mut self, index: usize, is_first: bool) {
-        let spoken = std::mem::take(&mut self.words[index].spoken);
+    fn adopt_word(&mut self, scheduler: usize, is_first: bool) {
+        let spoken = std::mem::take(&mut self.membership[scheduler].word.spoken);
         let loaded = if is_first { spoken.loaded_ever() } else { spoken.loaded_since_first() };
         self.models.handle_obeyed(spoken);
         loaded.iter().for_each(|name| self.changes.handle_loaded(name));
@@ -236,101 +209,56 @@ impl Core {
     pub(super) fn on_drain(&mut self, is_drained: bool) {
         tracing::info!("this frontend is {}", if is_drained { "drained" } else { "resumed" });
         self.is_drained = is_drained;
-        for session in self.sessions.iter_mut().filter(|session| session.is_welcomed()) {
-            session.post(&FrontendToControl::Drained { is_drained });
+        for session in self.membership.iter_mut() {
+            session.push(Reader::Scheduler, &FrontendToControl::Drained { is_drained }).expect(FITS);
         }
     }
 
     /// A standby asks whether we miss the primary, too.
-    pub(super) fn on_asked(&mut self, now: Timestamp, index: usize) {
-        match self.allegiance.primary() {
-            // It must know.
-            Some(primary) if primary == index => {}
-            Some(primary) => {
-                if self.questions.handle_asked(now, index) {
-                    let resp = Span::ZERO;
-                    self.sessions[primary].post(&FrontendToControl::ClockRequest { sent_at: now, resp });
-                }
-            }
-            None => self.sessions[index].post(&FrontendToControl::Misses { misses: true }),
+    pub(super) fn on_asked(&mut self, now: Timestamp, scheduler: usize) {
+        if self.membership.handle_question(now, scheduler)
+            && let Some(primary) = self.primary()
+        {
+            self.post(primary, &FrontendToControl::ClockRequest { sent_at: now, resp: Span::ZERO });
         }
     }
 
-    /// Something came from a scheduler.
-    pub(super) fn handle_heard(&mut self, index: usize) {
-        if self.allegiance.primary() == Some(index) {
-            self.answer_questions(false);
-        }
-    }
-
-    fn answer_questions(&mut self, misses: bool) {
-        for session in self.questions.take_all() {
-            self.sessions[session].post(&FrontendToControl::Misses { misses });
+    /// Standbys are told whether we miss the primary.
+    pub(super) fn answer_questions(&mut self) {
+        while let Some((scheduler, misses)) = self.membership.poll_answer() {
+            self.post(scheduler, &FrontendToControl::Misses { misses });
         }
     }
 
     /// Ends a session, and this life with it if nobody else could take its place.
-    pub(super) fn leave(&mut self, now: Timestamp, index: usize, reason: &str) {
-        let is_primary = self.allegiance.primary() == Some(index);
-        if is_primary {
-            tracing::warn!("the primary, scheduler {index}, is lost: {reason}");
+    pub(super) fn leave(&mut self, now: Timestamp, scheduler: usize, reason: &str) {
+        if self.primary() == Some(scheduler) {
+            tracing::warn!("the primary, scheduler {scheduler}, is lost: {reason}");
             self.takeovers.handle_lost(now);
-            self.keep_clock(index);
         } else {
-            tracing::warn!("scheduler {index} is lost: {reason}");
+            tracing::warn!("scheduler {scheduler} is lost: {reason}");
         }
-        if self.frontend.is_none() {
-            self.asked = (index + 1) % self.sessions.len();
-        }
-        self.end_session(index);
-        if let Verdict::StartOver(reason) = self.allegiance.handle_left(now, index) {
+        if let Verdict::StartOver(reason) = self.membership.handle_lost(now, scheduler) {
             return self.start_over(reason);
-        }
-        self.sessions[index].handle_left(now);
-        if is_primary {
-            self.answer_questions(true);
         }
         self.refuse_early();
     }
 
-    /// What is known of a primary's clock outlives its session.
-    fn keep_clock(&mut self, primary: usize) {
-        let clock = self.sessions[primary].clock();
-        if clock.error_bound().is_some() {
-            self.former_clock = clock.clone();
-        }
-    }
-
-    /// Nothing is sent before its connections are ended.
-    fn end_session(&mut self, index: usize) {
-        self.sessions[index].leave();
-        let ended = std::iter::from_fn(|| self.sessions[index].poll_output());
-        self.outputs.extend(ended.map(Output::from));
-        self.words[index] = Word::default();
-        self.questions.handle_left(index);
-    }
-
     /// Ends this life: all sessions, and everything that depends on them.
     pub(super) fn start_over(&mut self, reason: &str) {
-        if self.allegiance.has_obeyed() {
+        if self.membership.has_obeyed() {
             tracing::warn!("this frontend starts over: {reason}");
             self.takeovers.handle_life_ended();
         }
-        (0..self.sessions.len()).for_each(|index| self.end_session(index));
+        self.membership.start_over();
         self.outputs.extend(self.links.keys().map(|&connection| Output::Disconnect { connection }));
-        self.allegiance.start_over();
         self.refuse_early();
         self.tasks.abandon(&InferError::SchedulerLost);
         self.models.clear_offers();
         self.changes.abandon();
         self.fences.clear();
         self.fenced.clear();
-        self.former_clock = ClockOffset::default();
         self.is_ending = true;
-        if self.frontend.take().is_some() {
-            // Another one than gave us a name that led nowhere.
-            self.asked = (self.asked + 1) % self.sessions.len();
-        }
     }
 
     /// All links are down: what the former life left is taken away, and sessions wait to connect again.
@@ -338,17 +266,20 @@ impl Core {
         self.tasks.release_abandoned();
         self.is_ending = false;
         self.lives += 1;
-        self.sessions.iter_mut().for_each(|session| session.handle_left(now));
+        self.membership.begin_life(now);
     }
 
     fn refuse_early(&mut self) {
-        if !self.awaits_primary() {
+        if !self.membership.awaits_primary() {
             for (connection, _) in std::mem::take(&mut self.early) {
                 self.refuse(connection, NO_SCHEDULER);
             }
         }
     }
 }
+
+/// What is posted is bounded so that it does.
+const FITS: &str = "every message to a scheduler fits a frame";
 
 /// The token of a life. Lives of one process follow from its seed, and no two have the same.
 fn token(seed: u64, life: u64) -> u64 {

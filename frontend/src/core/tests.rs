@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
+use member::RETRY_FIRST;
 use proto::{
     Epoch, Era, ModelId, ModelThreadId, SlotDescriptor, Span,
     backend_to_frontend::{AnswerHeader, AnswerStatus},
@@ -24,7 +25,6 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::{
     arena::PlainArena,
-    session::RETRY_FIRST,
     testing::{model, tensor},
 };
 

@@ -299,7 +299,7 @@ fn whoever_is_of_another_era_is_tried_later_and_starts_only_an_orphan_over() {
         backend.lose(SCHEDULER);
         backend.0.handle_connecting(Peer::Scheduler(1), ConnectionId(6));
         backend.welcome(ConnectionId(6), THEIRS, Claim { era, epoch });
-        let over = (number > 0).then_some("scheduler 127.0.0.1:2 is the primary of another era");
+        let over = (number > 0).then_some("scheduler 127.0.0.1:2: it is the primary of another era");
         assert_eq!(backend.0.ended(), over);
     }
 }
@@ -335,7 +335,7 @@ fn an_orphan_keeps_all_and_is_served_on_or_ends_when_nobody_takes_over() {
     backend.0.handle_timeout(after(1_999));
     assert_eq!(backend.0.ended(), None);
     backend.0.handle_timeout(after(2_000));
-    assert_eq!(backend.0.ended(), Some("no scheduler has become the primary for 2.000 s"));
+    assert_eq!(backend.0.ended(), Some("no scheduler has become the primary in time, 2.000 s"));
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn a_primary_that_comes_back_in_its_epoch_has_forgotten_us() {
     assert!(matches!(dials[..], [(Peer::Scheduler(0), _)]), "{dials:?}");
     backend.0.handle_connecting(Peer::Scheduler(0), ConnectionId(5));
     backend.welcome(ConnectionId(5), ModelId(5), claim(1));
-    let reason = "scheduler 127.0.0.1:1 was lost, and is the primary of the same epoch";
+    let reason = "scheduler 127.0.0.1:1: it was lost, and is the primary of the same epoch";
     assert_eq!(backend.0.ended(), Some(reason));
 
     // One that claims more on a connection whose plans are of its former term is joined anew first.
@@ -381,7 +381,11 @@ fn schedulers_are_tried_one_after_another_until_one_names_us_and_the_others_must
     assert!(matches!(backend.outputs()[..], [Output::Disconnect { connection: SCHEDULER }]));
     assert_eq!((backend.0.ended(), backend.0.obeys()), (None, None));
     backend.0.handle_timeout(after(2_000));
-    assert_eq!(backend.0.ended(), Some("no scheduler has become the primary for 2.000 s"), "another name may be taken");
+    assert_eq!(
+        backend.0.ended(),
+        Some("no scheduler has become the primary in time, 2.000 s"),
+        "another name may be taken"
+    );
 }
 
 #[test]

@@ -138,7 +138,7 @@ impl Attack {
             _ => vec![],
         };
         let model_threads = ModelThreads { addresses, pass: self.rng.random() };
-        let frontend = self.core.frontend.filter(|_| self.rng.random_range(0..4) > 0);
+        let frontend = self.core.frontend().filter(|_| self.rng.random_range(0..4) > 0);
         let frontend = frontend.unwrap_or(FrontendId(self.number(5) as u32));
         let welcome = FrontendWelcome { frontend, model_threads, claim: self.claim() };
         let mut welcome = encode(&welcome);
@@ -239,7 +239,7 @@ impl Attack {
         let hello = LinkHello {
             backend,
             pass: if is_odd { LinkPass(self.rng.random()) } else { LinkPass::of(self.core.token(), backend) },
-            frontend: self.core.frontend.unwrap_or(FrontendId(1)),
+            frontend: self.core.frontend().unwrap_or(FrontendId(1)),
             link: LinkId(self.number(6) as u32),
             epoch: if self.rng.random_range(0..8) == 0 { self.claim().epoch } else { self.core.obeys().epoch },
         };

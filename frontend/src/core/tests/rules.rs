@@ -338,7 +338,7 @@ fn it_has_joined_once_every_model_thread_is_up() {
     assert!(!world.core.has_scheduler());
     let ended: Vec<Output> = std::iter::from_fn(|| world.core.poll_output()).collect();
     let (scheduler, _) = world.scheduler.unwrap();
-    let expected = [scheduler, lines[0], lines[1]].map(|connection| Output::Disconnect { connection });
+    let expected = [scheduler, lines[0]].map(|connection| Output::Disconnect { connection });
     assert_eq!(ended, expected);
 }
 

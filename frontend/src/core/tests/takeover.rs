@@ -1,8 +1,9 @@
 //! Several schedulers, one of which takes over from another: single rules, with schedulers that do nothing by
 //! themselves.
 
+use member::{MISSED_AFTER, ORPHAN_MAX};
+
 use super::*;
-use crate::{allegiance::ORPHAN_MAX, questions::MISSED_AFTER};
 
 pub(super) const NAME: FrontendId = FrontendId(7);
 
@@ -195,7 +196,7 @@ impl Bench {
 
     pub(super) fn link(&mut self, backend: u32, link: u32, epoch: Epoch) -> ConnectionId {
         let (connection, peer) = (self.connection(), "127.0.0.1:1".parse().unwrap());
-        let frontend = self.core.frontend.unwrap_or(NAME);
+        let frontend = self.core.frontend().unwrap_or(NAME);
         let (backend, link) = (BackendId(backend), LinkId(link));
         let pass = LinkPass::of(self.core.token(), backend);
         let hello = encode(&LinkHello { backend, frontend, link, epoch, pass });
@@ -553,7 +554,7 @@ fn who_comes_back_in_the_same_epoch_or_as_another_eras_primary_makes_start_over(
         bench.welcome(0, back.era, back.epoch, 0);
         assert_eq!(bench.lost(), usize::from(starts_over), "{back:?}");
         assert_eq!(bench.done.contains(&Done::Cut(control)), starts_over || back.era != STANDBY.era, "{back:?}");
-        assert_eq!(bench.core.frontend.is_none(), starts_over, "{back:?}");
+        assert_eq!(bench.core.frontend().is_none(), starts_over, "{back:?}");
     }
 }
 

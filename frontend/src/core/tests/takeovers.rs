@@ -235,7 +235,7 @@ impl Rumble {
     }
 
     fn link(&mut self) {
-        if self.links.len() < 4 && self.bench.core.frontend.is_some() {
+        if self.links.len() < 4 && self.bench.core.frontend().is_some() {
             self.next_link += 1;
             let (backend, link) = (BackendId(self.next_link), LinkId(1));
             let refused = self.bench.refused.len();
@@ -257,7 +257,7 @@ impl Rumble {
     /// A scheduler accepts whoever waits: as a standby, or as something worse.
     fn accept(&mut self) {
         let waiting: Vec<usize> =
-            (0..self.bench.dialled.len()).filter(|&index| self.bench.core.sessions[index].is_connecting()).collect();
+            (0..self.bench.dialled.len()).filter(|&index| self.bench.core.membership[index].is_connecting()).collect();
         let Some(index) = self.pick(waiting) else { return };
         let Claim { era, epoch } = match self.rng.random_range(0..30) {
             0 => claim(self.number, self.bench.core.obeys().epoch.scheduler),
@@ -272,7 +272,7 @@ impl Rumble {
 
     fn claim(&mut self) {
         let joined = (0..self.bench.dialled.len())
-            .filter(|&index| Some(index) != self.primary && self.bench.core.sessions[index].claim().is_some());
+            .filter(|&index| Some(index) != self.primary && self.bench.core.membership[index].has_joined());
         let joined: Vec<usize> = joined.collect();
         if let Some(index) = self.pick(joined) {
             self.number += 1;
@@ -285,7 +285,7 @@ impl Rumble {
         let Some((control, _)) = self.bench.dialled[index] else { return };
         let connections: Vec<ConnectionId> = self.bench.lines[index].iter().copied().chain([control]).collect();
         let Some(connection) = self.pick(connections) else { return };
-        if self.bench.core.sessions[index].owns(connection) {
+        if self.bench.core.membership.session_of(connection) == Some(index) {
             if self.primary == Some(index) {
                 self.primary = None;
             }
@@ -320,7 +320,7 @@ impl Rumble {
             }
             54 => {
                 let index = self.rng.random_range(0..self.bench.dialled.len());
-                if self.bench.core.sessions[index].is_welcomed() {
+                if self.bench.core.membership[index].is_welcomed() {
                     self.bench.tell(index, &SchedulerToFrontend::AskPrimary);
                 }
             }

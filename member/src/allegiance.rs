@@ -1,27 +1,29 @@
-//! Whom this frontend obeys.
+//! Whom a member obeys.
 //!
-//! A life of the frontend begins with nobody. The first primary that it has joined is obeyed, and after that whoever
+//! A life of the member begins with nobody. The first primary that it has joined is obeyed, and after that whoever
 //! claims a higher epoch of the same era. Who has lost its primary is an orphan: it keeps all that it has and waits for
-//! a higher claim, but not for long. Everything else that means that its tasks have nobody any more makes it start
+//! a higher claim, but not for long. Everything else that means that what it has is nobody's any more makes it start
 //! over, which ends this life: the primary has come back and forgotten them, or it is another era's.
 //!
-//! What follows from a verdict is done by the core. There is no word of connections here: a session is known by its
-//! index.
+//! There is no word of connections here: a session is known by its index.
 
 use proto::{Claim, Span, Timestamp, Wait};
 
 /// How long an orphan waits to be taken over. A standby needs milliseconds; this is for one that must be asked twice.
-pub(crate) const ORPHAN_MAX: Span = Wait::Orphan.bound();
+pub const ORPHAN_MAX: Span = Wait::Orphan.bound();
 /// An orphan that nobody has taken over by then is one that the standbys do not know of: they hear the primary.
-const MISSING_AFTER: Span = Span::from_millis(250);
+pub const MISSING_AFTER: Span = Span::from_millis(250);
 
 /// What is to be done about a claim, or the lack of one.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// Nothing.
     Nothing,
     /// The session is obeyed from now on. `former` was until now, and is still up.
-    Obey { former: Option<usize> },
+    Obey {
+        /// Its session.
+        former: Option<usize>,
+    },
     /// This life is over, for this reason.
     StartOver(&'static str),
     /// The session is of no use, for this reason; it may be tried again.
@@ -86,7 +88,7 @@ impl Allegiance {
         let is_higher = claim.epoch > self.obeys.epoch;
         if self.has_obeyed() && claim.era != self.obeys.era {
             return match claim.is_primary() && self.primary.is_none() {
-                true => Verdict::StartOver("the primary is of another era"),
+                true => Verdict::StartOver("it is the primary of another era"),
                 false => Verdict::Leave("it is of another era than the primary"),
             };
         }
@@ -100,7 +102,7 @@ impl Allegiance {
             return Verdict::Obey { former: self.primary.replace(session) };
         }
         if self.has_obeyed() && claim == self.obeys && self.primary.is_none() {
-            return Verdict::StartOver("the primary has come back without what it had");
+            return Verdict::StartOver("it was lost, and is the primary of the same epoch");
         }
         Verdict::Nothing
     }
@@ -123,7 +125,7 @@ impl Allegiance {
         match self.until {
             Some(until) if until <= now => {
                 Wait::Orphan.note_reached();
-                Verdict::StartOver("no primary came in time")
+                Verdict::StartOver("no scheduler has become the primary in time")
             }
             _ => Verdict::Nothing,
         }
