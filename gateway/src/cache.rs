@@ -33,9 +33,6 @@ const ENTRY_BYTES: usize = 256;
 /// Answers for which there is room from the start; for more it is made when they come.
 const ENTRIES_AT_FIRST: usize = 1024;
 
-/// Of nobody who has been named.
-const NOBODY: Client = Client(0);
-
 /// All that decides an answer, as a digest that nobody outside can aim at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Question([u64; 2]);
@@ -70,8 +67,6 @@ pub struct Asking {
     cache: Rc<Cache>,
     question: Question,
     until: Timestamp,
-    /// In whose share the answer is kept.
-    client: Client,
 }
 
 /// Waits for the answer to an equal question, or for the turn to ask it; dropping it gives up.
@@ -297,7 +292,7 @@ impl Cache {
             return Turn::Wait(Waiting { cache: Rc::clone(self), question, place: (until, number), word });
         }
         *asked.askers.entry(until).or_default() += 1;
-        Turn::Ask(Asking { cache: Rc::clone(self), question, until, client: NOBODY })
+        Turn::Ask(Asking { cache: Rc::clone(self), question, until })
     }
 
     /// Somebody asks no longer. If nobody else does whose deadline is as early, it is the turn of one who waits: of
@@ -326,20 +321,13 @@ impl Cache {
             }
         };
         // Whoever has gone has left the queue, too.
-        drop(sender.send(Word::YourTurn(Asking { cache: Rc::clone(self), question, until, client: NOBODY })));
+        drop(sender.send(Word::YourTurn(Asking { cache: Rc::clone(self), question, until })));
     }
 }
 
 impl Asking {
-    /// The same in a client's share.
-    #[must_use]
-    pub fn of(mut self, client: Client) -> Self {
-        self.client = client;
-        self
-    }
-
-    /// The model has answered so.
-    pub fn answered(self, reply: &Reply) {
+    /// The model has answered so, which is kept in this client's share.
+    pub fn answered(self, reply: &Reply, client: Client) {
         let waiting = {
             let mut state = self.cache.0.borrow_mut();
             let waiting = state.asked.get_mut(&self.question).map(|asked| mem::take(&mut asked.waiting));
@@ -351,7 +339,7 @@ impl Asking {
             }
             let kept = Kept::of(reply);
             if is_kept {
-                state.keep(self.question, self.client, kept.clone());
+                state.keep(self.question, client, kept.clone());
             }
             waiting.into_values().map(move |sender| (sender, kept.clone())).collect::<Vec<_>>()
         };

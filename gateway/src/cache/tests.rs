@@ -6,6 +6,8 @@ use proto::{BackendId, stages::AnswerStamps};
 
 use super::*;
 
+const ONE: Client = Client(1);
+
 fn question(number: u64) -> Question {
     Question([number, 0])
 }
@@ -92,7 +94,7 @@ fn equal_questions_are_asked_once_and_all_get_the_answer() {
     let mut others: Vec<Waiting> = (0..3).map(|_| waiting(cache.ask(question(1), Timestamp(10)))).collect();
     asking(cache.ask(question(2), Timestamp(10)));
     drop(others.remove(1));
-    first.answered(&answer(1, 0, 4));
+    first.answered(&answer(1, 0, 4), ONE);
     for other in &mut others {
         assert!(matches!(word(other), Some(Word::Answered(kept)) if kept.outputs() == answer(1, 0, 4).outputs));
     }
@@ -124,7 +126,7 @@ fn an_error_is_nobody_elses_and_whoever_gives_up_passes_its_turn_on() {
     drop(waits.remove(1));
     assert!(word(&mut waits[0]).is_none());
     let Some(Word::YourTurn(turn)) = word(&mut waits[1]) else { panic!("expected a turn") };
-    turn.answered(&answer(1, 7, 0));
+    turn.answered(&answer(1, 7, 0), ONE);
     assert!(matches!(word(&mut waits[0]), Some(Word::Answered(_))));
     drop(waits);
     assert!(cache.0.borrow().asked.is_empty(), "nothing is left behind");
@@ -149,7 +151,7 @@ fn what_is_larger_than_all_is_not_kept_and_still_heard() {
     let cache = Cache::new(1_000);
     let first = asking(cache.ask(question(1), Timestamp(1)));
     let mut waits = waiting(cache.ask(question(1), Timestamp(1)));
-    first.answered(&answer(1, 0, 4_000));
+    first.answered(&answer(1, 0, 4_000), ONE);
     assert!(matches!(word(&mut waits), Some(Word::Answered(_))));
     assert_eq!(cache.bytes(), 0);
     asking(cache.ask(question(1), Timestamp(1)));
@@ -160,21 +162,21 @@ fn what_is_larger_than_all_is_not_kept_and_still_heard() {
 fn a_scan_leaves_what_is_asked_for_again() {
     let cache = Cache::new(100 * 1_000);
     for number in 0..20 {
-        asking(cache.ask(question(number), Timestamp(1))).answered(&answer(number, 0, 500));
+        asking(cache.ask(question(number), Timestamp(1))).answered(&answer(number, 0, 500), ONE);
     }
     for new in 1_000..20_000 {
         if new % 50 == 0 {
             let hits = (0..20).filter(|&n| matches!(cache.ask(question(n), Timestamp(1)), Turn::Answered(_))).count();
             assert_eq!(hits, 20, "after {new}");
         }
-        asking(cache.ask(question(new), Timestamp(1))).answered(&answer(new, 0, 500));
+        asking(cache.ask(question(new), Timestamp(1))).answered(&answer(new, 0, 500), ONE);
         assert!(cache.bytes() <= 100 * 1_000);
     }
 }
 
 fn answered_for(cache: &Rc<Cache>, client: u64, number: u64, bytes: usize) {
     if let Turn::Ask(asking) = cache.ask(question(number), Timestamp(1)) {
-        asking.of(Client(client)).answered(&answer(number, 0, bytes));
+        asking.answered(&answer(number, 0, bytes), Client(client));
     }
 }
 
@@ -273,7 +275,7 @@ proptest! {
                     let (number, asking) = asked.remove(at.index(asked.len()));
                     let reply = answer(number, next, bytes);
                     next += 1;
-                    asking.answered(&reply);
+                    asking.answered(&reply, ONE);
                     answered.insert((number, reply.outputs));
                 }
                 Step::Fail(at) if !asked.is_empty() => drop(asked.remove(at.index(asked.len()))),

@@ -12,6 +12,7 @@ use frontend::{
     desk::Desk,
     request::Place,
     rope::Rope,
+    slots::Client,
     tasks::{Reply, Timing},
 };
 use proto::{Application, BackendId, Span, Timestamp, scheduler_to_frontend::DropReason, stages::AnswerStamps};
@@ -36,6 +37,13 @@ pub(super) struct Answers {
     pool: Pool,
 }
 
+/// A client's turn to ask a model.
+pub(super) struct ClientAsks {
+    asking: Asking,
+    /// In whose share of what is kept the answer will be.
+    client: Client,
+}
+
 /// All that a model is asked with.
 pub(super) struct Asked<'a> {
     model: (usize, &'a Model),
@@ -44,6 +52,12 @@ pub(super) struct Asked<'a> {
     wanted: Vec<u64>,
     inputs: &'a [(Place, Rope)],
     pictures: &'a [Rope],
+}
+
+impl ClientAsks {
+    pub(super) fn answered(self, reply: &Reply) {
+        self.asking.answered(reply, self.client);
+    }
 }
 
 impl Given {
@@ -107,13 +121,15 @@ impl Answers {
         &self,
         (index, slo): (usize, Span),
         question: Question,
-    ) -> Result<(Result<Asking, Reply>, Span), InferError> {
+        charge: &Charge,
+    ) -> Result<(Result<ClientAsks, Reply>, Span), InferError> {
         let arrived = self.desk.now();
+        let asks = |asking| ClientAsks { asking, client: charge.account().id().into() };
         let until = if slo == Span::ENDLESS { Timestamp::NEVER } else { arrived + slo };
         let waiting = match self.cache.ask(question, until) {
             Turn::Ask(asking) => {
                 self.record.handle_cache_miss(index, self.desk.now() - arrived);
-                return Ok((Ok(asking), Span::ZERO));
+                return Ok((Ok(asks(asking)), Span::ZERO));
             }
             Turn::Answered(kept) => return Ok((Err(self.answered(index, &kept, arrived, until)), Span::ZERO)),
             Turn::Wait(waiting) => waiting,
@@ -134,7 +150,7 @@ impl Answers {
             Turn::Ask(asking) => {
                 let waited = self.desk.now() - arrived;
                 self.record.handle_cache_miss(index, waited);
-                Ok((Ok(asking), if slo == Span::ENDLESS { Span::ZERO } else { waited }))
+                Ok((Ok(asks(asking)), if slo == Span::ENDLESS { Span::ZERO } else { waited }))
             }
             Turn::Wait(_) => unreachable!("who has waited does not wait again"),
         }
@@ -177,7 +193,7 @@ impl Known for KnownToSteps {
                 // It cannot be asked now, or is being loaded: what it answers is not kept.
                 return Ok(ensembles::Turn::Ask(None));
             };
-            Ok(match answers.turn((index, within), question).await?.0 {
+            Ok(match answers.turn((index, within), question, &charge).await?.0 {
                 Ok(asking) => ensembles::Turn::Ask(Some(Box::new(asking))),
                 Err(reply) => ensembles::Turn::Answered(reply),
             })
@@ -185,7 +201,7 @@ impl Known for KnownToSteps {
     }
 }
 
-impl ensembles::Asking for Asking {
+impl ensembles::Asking for ClientAsks {
     fn answered(self: Box<Self>, reply: &Reply) {
         Self::answered(*self, reply);
     }

@@ -15,12 +15,11 @@ use frontend::{
 use proto::{Epoch, Span, Timestamp};
 use repository::Model;
 
-use super::Service;
+use super::{Service, cached::ClientAsks};
 use crate::{
     access::Client,
     ahead::Ahead,
     budget::{Charge, NoRoom},
-    cache::Asking,
     image,
     metrics::Stage,
     pool::{AT_ONCE_BYTES_MAX, Pool},
@@ -65,7 +64,7 @@ pub struct Submitted<'a> {
     /// How long before that it came in.
     ago: ReceivedAgo,
     /// Its turn to ask its model, where others wait for the answer too.
-    asking: Option<Asking>,
+    asking: Option<ClientAsks>,
     /// If it was submitted before its pictures were decoded.
     ahead: Option<Ahead>,
     model: Rc<Model>,
@@ -170,7 +169,7 @@ impl Service {
         let Some(question) = answers.question(given.asked(), charge).await? else {
             return self.begin(given, arrival, charge, trace, None).await;
         };
-        let (turn, waited) = answers.turn((index, given.terms.slo()), question).await?;
+        let (turn, waited) = answers.turn((index, given.terms.slo()), question, charge).await?;
         given.waited = waited;
         match turn {
             Ok(asking) => self.begin(given, arrival, charge, trace, Some(asking)).await,
@@ -189,7 +188,7 @@ impl Service {
         arrival: Arrival,
         charge: &Charge,
         trace: &mut OpenTrace,
-        asking: Option<Asking>,
+        asking: Option<ClientAsks>,
     ) -> Result<Submitted<'_>, InferError> {
         if let Some(Pictures { place, pictures }) = pictures {
             let is_ready = |core: &Core| core.is_model_ready(core.models().get(index));
