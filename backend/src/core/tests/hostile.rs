@@ -296,6 +296,11 @@ impl Attack {
         if let Some((connection, token)) = self.reads.pop() {
             self.core.handle_event(self.now, Event::ReadDone { connection, token, result: Ok(()) });
         }
+        // The time of what follows passes while the one before it goes on.
+        if self.rng.random() {
+            self.outputs();
+            self.now += Span::from_millis(6);
+        }
     }
 
     fn answer_dialled(&mut self, is_well: bool) {
