@@ -15,7 +15,7 @@ use sim::{
     Options, Report, Workload, WorkloadError,
     checker::Violation,
     cluster,
-    report::{ClassReport, PredictionReport},
+    report::{ClassReport, PredictionReport, StepReport},
     workload::SECONDS_MAX,
 };
 
@@ -85,6 +85,9 @@ pub struct Goodput {
     pub predicted: PredictionReport,
     /// In the order of the workload.
     pub models: Vec<ModelGoodput>,
+    /// What the graphs ask.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepReport>,
 }
 
 /// One model at the found rate.
@@ -295,6 +298,7 @@ fn median(workload: &Workload, policy: Policy, mut found: Vec<Option<Report>>) -
         gpus_used_mean: report.map_or(0.0, |report| report.gpus_used_mean),
         predicted: report.map(|report| report.predicted).unwrap_or_default(),
         models: models.collect(),
+        steps: report.map_or_else(Vec::new, |report| report.steps.clone()),
     }
 }
 
@@ -359,6 +363,7 @@ impl Goodput {
                 ])
             }));
         }
+        lines.extend(self.steps.iter().map(|step| step.line(49)));
         let mut text = lines.join("\n");
         self.predicted.describe(&mut text);
         text

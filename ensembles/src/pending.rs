@@ -143,6 +143,8 @@ pub struct Selected {
     pub is_doubted: bool,
     /// Whether the answer is the configured default.
     pub is_default: bool,
+    /// Those who were asked and had no time for it.
+    pub in_vain: Vec<usize>,
 }
 
 /// A request that is under way. Dropping it cancels whatever is under way of it.
@@ -315,7 +317,7 @@ impl Pending {
                 }
                 None => return false,
             },
-            Way::Selection(selecting) => match selecting.vote.poll_action(now) {
+            Way::Selection(selecting) => match selecting.poll_action(now) {
                 Some(vote::Action::Ask { member, until }) => {
                     (member, selecting.inputs(&step_of(&self.request.face, member).inputs), until)
                 }

@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use frontend::InferError;
-use proto::{Span, Timestamp};
+use proto::{Span, Timestamp, scheduler_to_frontend::DropReason};
 use repository::{Model, Selection};
 
 use crate::{
     members::Tensor,
     pending::{Room, Selected},
     selection::{Choice, Learner, combine::Outputs},
-    vote::Vote,
+    vote::{self, Order, Vote},
 };
 
 pub(crate) struct Selecting {
@@ -26,6 +26,8 @@ pub(crate) struct Selecting {
     predictions: Vec<Option<Vec<Bytes>>>,
     /// Who failed.
     failed: Vec<(usize, InferError)>,
+    /// Who was asked and had no time for it.
+    in_vain: Vec<usize>,
 }
 
 /// An answer's outputs and how they were made; or who failed last, unless others were late.
@@ -48,10 +50,20 @@ impl Selecting {
     ) -> Self {
         // Who cannot be asked says why at once.
         let members = choice.members.iter().map(|&member| (member, times[member].unwrap_or(Span::ZERO))).collect();
-        let vote = Vote::new(members, choice.one_by_one, deadline, selection.reply);
+        let vote = Vote::new(members, choice.order, deadline, selection.reply);
         let predictions = vec![None; times.len()];
         let (confidence, reply) = (selection.confidence, selection.reply);
-        Self { vote, choice, allow_default, confidence, reply, given, outputs, predictions, failed: Vec::new() }
+        let (failed, in_vain) = (Vec::new(), Vec::new());
+        Self { vote, choice, allow_default, confidence, reply, given, outputs, predictions, failed, in_vain }
+    }
+
+    /// What to do next.
+    pub(crate) fn poll_action(&mut self, now: Timestamp) -> Option<vote::Action> {
+        let action = self.vote.poll_action(now);
+        if let Some(vote::Action::Cancel { member }) = action {
+            self.in_vain.push(member);
+        }
+        action
     }
 
     /// The least time that an answer can take.
@@ -70,13 +82,18 @@ impl Selecting {
             true => Ok(prediction),
             false => Err(InferError::Failed("its outputs have another size than the ensemble's".to_owned())),
         });
-        let is_enough = result.as_ref().is_ok_and(|prediction| {
-            self.choice.one_by_one && self.outputs.own_confidence(prediction) >= self.confidence
+        let is_enough = result.as_ref().is_ok_and(|prediction| match self.choice.order {
+            Order::AtOnce => false,
+            Order::UntilConfident => self.outputs.own_confidence(prediction) >= self.confidence,
+            Order::UntilAnswered => true,
         });
         if self.vote.handle_end(step, is_enough) {
             match result {
                 Ok(prediction) => self.predictions[step] = Some(prediction),
-                Err(error) => self.failed.push((step, error)),
+                Err(error) => {
+                    self.in_vain.extend(is_of_load(&error).then_some(step));
+                    self.failed.push((step, error));
+                }
             }
         }
     }
@@ -86,9 +103,9 @@ impl Selecting {
         let mut members = self.choice.members.iter().copied();
         let is_there = |member: &usize| self.predictions[*member].is_some();
         // One by one the last one's counts.
-        let counted: Vec<usize> = match self.choice.one_by_one {
-            true => members.rfind(is_there).into_iter().collect(),
-            false => members.collect(),
+        let counted: Vec<usize> = match self.choice.order {
+            Order::AtOnce => members.collect(),
+            Order::UntilConfident | Order::UntilAnswered => members.rfind(is_there).into_iter().collect(),
         };
         let weights: Vec<f64> = counted.iter().map(|&member| self.choice.weights[member]).collect();
         let predictions: Vec<_> = counted.iter().map(|&member| self.predictions[member].clone()).collect();
@@ -102,6 +119,7 @@ impl Selecting {
             confidence,
             is_doubted: confidence < self.confidence,
             is_default,
+            in_vain: self.in_vain.clone(),
         };
         let confidence = combined.as_ref().ok().and_then(|of| of.as_ref()).map_or(0.0, |of| of.confidence);
         let defaults = face.ensemble().and_then(|graph| graph.selection.as_ref()?.defaults.as_ref());
@@ -126,6 +144,17 @@ impl Selecting {
     /// That there is no answer.
     pub(crate) fn nobody(&self) -> Selected {
         let (choice, predictions) = (self.choice.clone(), self.predictions.clone());
-        Selected { choice, predictions, counted: Vec::new(), confidence: 0.0, is_doubted: true, is_default: false }
+        let (counted, in_vain) = (Vec::new(), self.in_vain.clone());
+        Selected { choice, predictions, counted, confidence: 0.0, is_doubted: true, is_default: false, in_vain }
+    }
+}
+
+/// Whether a member has failed because there was more to do than it could in time.
+fn is_of_load(error: &InferError) -> bool {
+    use DropReason::{ColdStart, Deadline, QueueFull};
+    match error {
+        InferError::Dropped(reason) => matches!(reason, Deadline | QueueFull | ColdStart),
+        InferError::WindowMissed | InferError::ArenaFull { .. } => true,
+        _ => false,
     }
 }

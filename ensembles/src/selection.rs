@@ -13,7 +13,11 @@ use std::collections::VecDeque;
 use repository::{Policy, Selection};
 use thiserror::Error;
 
+use crate::vote::Order;
+use fallback::Fallback;
+
 pub mod combine;
+mod fallback;
 
 /// Blocks of a window.
 const BLOCKS: u64 = 8;
@@ -28,6 +32,8 @@ pub struct Learner {
     requests: u64,
     /// The latest [`BLOCKS`] and the one that grows, as far as any loss fell into them; ascending.
     blocks: VecDeque<Block>,
+    /// Which of several variants are tried.
+    fallback: Fallback,
 }
 
 /// Losses of so many requests in a row.
@@ -43,10 +49,10 @@ struct Block {
 pub struct Choice {
     /// Counts from 0.
     pub request: u64,
-    /// Those who are asked at once; or, if `one_by_one`, one after another until one is confident.
+    /// Those who are to be asked.
     pub members: Vec<usize>,
-    /// Whether each is asked only once the one before it has not been confident.
-    pub one_by_one: bool,
+    /// At once, or one after another as long as there is need.
+    pub order: Order,
     /// How much each member's prediction counts, whether it is asked or not; they add up to 1.
     pub weights: Vec<f64>,
     /// How likely it was that the one is asked who is; 1 where all are.
@@ -78,7 +84,7 @@ impl Learner {
     #[must_use]
     pub fn starting_at(selection: &Selection, members: usize, requests: u64) -> Self {
         let (policy, seed) = (selection.policy.clone(), selection.seed);
-        Self { policy, seed, members, requests, blocks: VecDeque::new() }
+        Self { policy, seed, members, requests, blocks: VecDeque::new(), fallback: Fallback::new(members) }
     }
 
     /// Whom the next request asks (Clipper's `select`).
@@ -86,17 +92,23 @@ impl Learner {
         let request = self.requests;
         self.requests += 1;
         self.forget();
-        let (all, weights) = ((0..self.members).collect(), self.weights());
+        let weights = self.weights();
         let alone = |at: usize, probability: f64| {
             let weights = (0..self.members).map(|member| f64::from(u8::from(member == at))).collect();
-            Choice { request, members: vec![at], one_by_one: false, weights, probability }
+            Choice { request, members: vec![at], order: Order::AtOnce, weights, probability }
+        };
+        let several = |from: usize, order, weights| Choice {
+            request,
+            members: (from..self.members).collect(),
+            order,
+            weights,
+            probability: 1.0,
         };
         match &self.policy {
             Policy::Static => alone(0, 1.0),
-            Policy::Majority | Policy::Weighted(_) | Policy::Exp4(_) => {
-                Choice { request, members: all, one_by_one: false, weights, probability: 1.0 }
-            }
-            Policy::Cascade => Choice { request, members: all, one_by_one: true, weights, probability: 1.0 },
+            Policy::Majority | Policy::Weighted(_) | Policy::Exp4(_) => several(0, Order::AtOnce, weights),
+            Policy::Cascade => several(0, Order::UntilConfident, weights),
+            Policy::Fallback => several(self.fallback.first(), Order::UntilAnswered, weights),
             Policy::Exp3(_) => {
                 let at = drawn(&weights, uniform(self.seed, request, 0));
                 alone(at, weights[at])
@@ -108,6 +120,13 @@ impl Learner {
                 let best = (0..self.members).rev().max_by(|&one, &other| weights[one].total_cmp(&weights[other]));
                 alone(if is_any { any.min(self.members - 1) } else { best.unwrap_or_default() }, 1.0)
             }
+        }
+    }
+
+    /// A request has ended: these members were asked, and had no time for it.
+    pub fn handle_ended(&mut self, in_vain: &[usize], is_answered: bool) {
+        if self.policy == Policy::Fallback {
+            self.fallback.handle_ended(in_vain, is_answered);
         }
     }
 
@@ -153,6 +172,7 @@ impl Learner {
             Policy::Static => (0..self.members).map(|member| f64::from(u8::from(member == 0))).collect(),
             Policy::Majority | Policy::Cascade => even(),
             Policy::Weighted(weights) => weights.clone(),
+            Policy::Fallback => self.fallback.weights(),
             Policy::Exp3(learning) | Policy::Exp4(learning) => {
                 let logs: Vec<f64> = self.losses().into_iter().map(|(sum, _)| -learning.eta * sum).collect();
                 let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -2,7 +2,7 @@
 //! (Clipper, section 5.2.2).
 //!
 //! A life: made with who is to be asked; [`Vote::poll_action`] says whom to ask, [`Vote::handle_end`] takes what
-//! becomes of each. It closes once: when all have ended who were asked, or, one by one, when one was confident; or
+//! becomes of each. It closes once: when all have ended who were asked, or, one by one, when one's answer is enough; or
 //! when it must leave. Whoever is under way then is cancelled before.
 //!
 //! The answer leaves some time before the deadline (`reply_ms`), which is for making it and for its way; and members
@@ -11,6 +11,23 @@
 use std::collections::VecDeque;
 
 use proto::{Span, Timestamp};
+
+/// In which order members are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// All at once.
+    AtOnce,
+    /// One after another until one is confident: time is left for all of them.
+    UntilConfident,
+    /// One after another until one answers: each may take all but what the quickest of those after it needs, and is
+    /// left out if it cannot answer so.
+    UntilAnswered,
+}
+
+/// Of what the quickest member takes at least, what the ones before it leave of a request's time. One of them is given
+/// up when it could not answer any more, so what it takes itself is left as well: enough for the quickest one to wait
+/// for a GPU and for larger batches than one.
+const RESERVE: i64 = 2;
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +53,7 @@ pub enum Action {
 pub struct Vote {
     deadline: Timestamp,
     reply: Span,
-    one_by_one: bool,
+    order: Order,
     /// Those who are to be asked yet, with what each takes at least.
     waiting: VecDeque<(usize, Span)>,
     under_way: Vec<usize>,
@@ -46,11 +63,11 @@ pub struct Vote {
 }
 
 impl Vote {
-    /// A request that asks these members, each of which takes so long at least; `one_by_one` in this order.
+    /// A request that asks these members, each of which takes so long at least, in this order.
     #[must_use]
-    pub fn new(members: Vec<(usize, Span)>, one_by_one: bool, deadline: Timestamp, reply: Span) -> Self {
+    pub fn new(members: Vec<(usize, Span)>, order: Order, deadline: Timestamp, reply: Span) -> Self {
         let (under_way, actions, has_ended) = (Vec::new(), VecDeque::new(), false);
-        Self { deadline, reply, one_by_one, waiting: members.into(), under_way, actions, has_ended }
+        Self { deadline, reply, order, waiting: members.into(), under_way, actions, has_ended }
     }
 
     /// The least time that an answer takes, whoever gives it.
@@ -66,7 +83,7 @@ impl Vote {
             return false;
         };
         self.under_way.swap_remove(at);
-        if self.under_way.is_empty() && (self.waiting.is_empty() || (self.one_by_one && is_enough)) {
+        if self.under_way.is_empty() && (self.waiting.is_empty() || (self.order != Order::AtOnce && is_enough)) {
             self.close();
         }
         true
@@ -90,9 +107,10 @@ impl Vote {
         if self.has_ended {
             return self.actions.pop_front();
         }
-        if self.one_by_one && !self.under_way.is_empty() {
+        if self.order != Order::AtOnce && !self.under_way.is_empty() {
             return None;
         }
+        self.leave_out(now);
         let Some((member, least)) = self.waiting.pop_front() else {
             if self.under_way.is_empty() {
                 self.close();
@@ -104,15 +122,33 @@ impl Vote {
         Some(Action::Ask { member, until })
     }
 
-    /// When a member should have answered that is asked now. One by one each has what it takes at least, and an equal
-    /// part of what is left over by it and by those after it that can still be asked in time.
+    /// Whoever could not answer so early that a later one still could is not asked.
+    fn leave_out(&mut self, now: Timestamp) {
+        while self.order == Order::UntilAnswered
+            && self.deadline != Timestamp::NEVER
+            && self.waiting.len() > 1
+            && now + self.waiting[0].1 > before(self.end(), reserve(self.waiting.range(1..)))
+        {
+            self.waiting.pop_front();
+        }
+    }
+
+    /// When members should have answered.
+    fn end(&self) -> Timestamp {
+        before(before(self.deadline, self.reply), self.reply)
+    }
+
+    /// When a member should have answered that is asked now. Until one is confident each has what it takes at least,
+    /// and an equal part of what is left over by it and by those after it that can still be asked in time.
     fn until(&self, now: Timestamp, least: Span) -> Timestamp {
         if self.deadline == Timestamp::NEVER {
             return Timestamp::NEVER;
         }
-        let end = before(before(self.deadline, self.reply), self.reply);
-        if !self.one_by_one {
-            return end;
+        let end = self.end();
+        match self.order {
+            Order::AtOnce => return end,
+            Order::UntilAnswered => return before(end, reserve(self.waiting.iter())),
+            Order::UntilConfident => (),
         }
         let (left, mut all, mut parts) = (end - now, least, 1);
         for (_, more) in &self.waiting {
@@ -133,6 +169,13 @@ impl Vote {
         self.actions.extend(self.under_way.drain(..).map(|member| Action::Cancel { member }));
         self.actions.push_back(Action::Close);
     }
+}
+
+/// What is left for the quickest of those who would be asked later.
+fn reserve<'a>(later: impl Iterator<Item = &'a (usize, Span)>) -> Span {
+    // Who cannot be asked takes nothing.
+    let least = later.map(|(_, least)| *least).filter(|least| *least > Span::ZERO).min();
+    least.map_or(Span::ZERO, |least| Span(least.0 * RESERVE))
 }
 
 fn before(at: Timestamp, span: Span) -> Timestamp {

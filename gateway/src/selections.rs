@@ -22,7 +22,7 @@ use ensembles::{
 };
 use frontend::{InferError, error::invalid, excerpt};
 use proto::{Span, Timestamp};
-use repository::{Agreement, EnsembleStep, Model, Selection};
+use repository::{Agreement, EnsembleStep, Model, Policy, Selection};
 use serde_json::{Value, json};
 
 use crate::{access::Client, metrics::FeedbackOutcome, protocol::Parameters, record::Record, settings::Settings};
@@ -132,6 +132,14 @@ impl Selections {
     ) -> Parameters {
         let Some((steps, selection)) = selection_of(face) else { return Parameters::new() };
         record.handle_selected(index, selected, is_answered);
+        let mut state = self.state.borrow_mut();
+        if selection.policy == Policy::Fallback
+            && let Some((_, learner)) = state.learners.get_mut(&index).filter(|(of, _)| Rc::ptr_eq(of, face))
+        {
+            learner.handle_ended(&selected.in_vain, !selected.counted.is_empty());
+            record.handle_weights(index, &names(steps), &learner.weights());
+        }
+        drop(state);
         let mut told = Parameters::new();
         if !is_answered {
             return told;

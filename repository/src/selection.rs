@@ -38,6 +38,8 @@ pub enum Policy {
     EpsilonGreedy(Learning),
     /// One after another in the order of the steps, until one is confident enough.
     Cascade,
+    /// The first step, and a later one where it cannot answer in time.
+    Fallback,
 }
 
 /// How a policy learns from feedback.
@@ -85,6 +87,7 @@ impl Policy {
             Self::Exp4(_) => "exp4",
             Self::EpsilonGreedy(_) => "epsilon_greedy",
             Self::Cascade => "cascade",
+            Self::Fallback => "fallback",
         }
     }
 
@@ -93,7 +96,7 @@ impl Policy {
     pub fn learning(&self) -> Option<&Learning> {
         match self {
             Self::Exp3(learning) | Self::Exp4(learning) | Self::EpsilonGreedy(learning) => Some(learning),
-            Self::Static | Self::Majority | Self::Weighted(_) | Self::Cascade => None,
+            Self::Static | Self::Majority | Self::Weighted(_) | Self::Cascade | Self::Fallback => None,
         }
     }
 

@@ -421,7 +421,10 @@ impl<'a> Cluster<'a> {
                     self.submit(now, task)?;
                 }
                 GraphAction::Cancel { model, task } => self.planner.handle_cancel(now, model, task),
-                GraphAction::Answered(request) => self.on_answered(request, None, now),
+                GraphAction::Answered { request, by } => {
+                    self.on_answered(request, None, now);
+                    self.recorder.answered_by(request, by);
+                }
                 GraphAction::Dropped(request) => self.on_refused(now, request),
             }
         }

@@ -5,7 +5,7 @@ mod predictions;
 use std::fmt::Write;
 
 use hdrhistogram::Histogram;
-use proto::{LatencyProfile, Span, Timestamp};
+use proto::{LatencyProfile, ModelId, Span, Timestamp};
 use scheduler::{Predicted, Predictions, predictions::Action};
 use serde::Serialize;
 
@@ -109,6 +109,20 @@ pub struct StepReport {
     pub model: String,
     /// Median of batch sizes over batches; `null` if there were none.
     pub batch_median: Option<f64>,
+    /// Of the answers that variants of one task have given, its part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answered_fraction: Option<f64>,
+}
+
+impl StepReport {
+    /// Its line in a table, where batch sizes end in this column behind names.
+    #[must_use]
+    pub fn line(&self, column: usize) -> String {
+        let median = self.batch_median.map_or_else(|| "-".to_owned(), |median| median.to_string());
+        let answered =
+            self.answered_fraction.map_or_else(String::new, |part| format!("{:.3} % of answers", 100.0 * part));
+        format!("  step {:<17}{answered:>24}{median:>width$}", self.model, width = column - 24)
+    }
 }
 
 /// What was measured of the requests of one class of a model.
@@ -223,10 +237,7 @@ impl Report {
                 );
             }
         }
-        for StepReport { model, batch_median } in &self.steps {
-            let median = batch_median.map_or_else(|| "-".to_owned(), |median| median.to_string());
-            let _ = writeln!(text, "  step {model:<17}{median:>79}");
-        }
+        self.steps.iter().for_each(|step| text += &(step.line(79) + "\n"));
         let _ = write!(
             text,
             "\nGPUs busy {:.1} % of the time, {:.2} used in a second; mean batch {:.2}",
@@ -261,6 +272,8 @@ pub struct Recorder {
     asked: Vec<Vec<Record>>,
     /// By model: `batches[b - 1]` batches of size b.
     batches: Vec<Vec<u64>>,
+    /// By model: answers that it gave as one of several variants.
+    answers: Vec<u64>,
     /// Microseconds.
     queueing: Histogram<u64>,
     busy: Span,
@@ -297,6 +310,7 @@ impl Recorder {
             measured,
             asked: workload.asked().map(|(_, classes)| records(classes)).collect(),
             batches: vec![vec![0; LatencyProfile::MAX_BATCH]; workload.models.len()],
+            answers: vec![0; workload.models.len()],
             queueing: histogram(),
             busy: Span::ZERO,
             last_second: vec![-1; gpus],
@@ -376,6 +390,13 @@ impl Recorder {
         }
     }
 
+    /// Of several variants this one has answered.
+    pub fn answered_by(&mut self, request: Request, variant: Option<ModelId>) {
+        if let Some(variant) = variant.filter(|_| self.counts(request.arrived_at)) {
+            self.answers[variant.0 as usize] += 1;
+        }
+    }
+
     /// A batch of `size` ran to its end.
     pub fn executed(&mut self, model: usize, size: usize, started_at: Timestamp) {
         self.batches[model][size - 1] += u64::from(self.counts(started_at));
@@ -424,11 +445,13 @@ impl Recorder {
         let asked = workload.asked().zip(&self.asked).enumerate();
         let of_asked =
             |(index, ((name, _), records)): (usize, (_, &Vec<Record>))| report(name, records, batches_of(index), span);
-        let of_step = |(model, batches): (&Model, &Vec<u64>)| StepReport {
+        let answers: u64 = self.answers.iter().sum();
+        let of_step = |((model, batches), given): ((&Model, &Vec<u64>), &u64)| StepReport {
             model: model.name.clone(),
             batch_median: median(batches),
+            answered_fraction: (answers > 0).then(|| *given as f64 / answers as f64),
         };
-        let steps = workload.models.iter().zip(&self.batches).filter(|_| has_graphs).map(of_step);
+        let steps = workload.models.iter().zip(&self.batches).zip(&self.answers).filter(|_| has_graphs).map(of_step);
         Report {
             workload: workload.name.clone(),
             policy: options.policy.to_string(),
@@ -540,7 +563,6 @@ fn median(counts: &[u64]) -> Option<f64> {
 mod tests {
     use std::path::Path;
 
-    use proto::ModelId;
     use scheduler::Policy;
 
     use super::*;

@@ -183,6 +183,7 @@ fn a_seed_replays_and_another_differs() {
         assert_eq!(drawn(policy.clone(), 7), drawn(policy.clone(), 7));
         assert_ne!(drawn(policy.clone(), 7), drawn(policy, 8));
     }
+    assert!(drawn(Policy::Fallback, 7).iter().all(|members| *members == [0, 1, 2, 3, 4]), "nothing was lost yet");
     for (policy, expected) in [(Policy::Static, vec![0]), (Policy::Majority, vec![0, 1, 2, 3, 4])] {
         assert!(drawn(policy, 7).iter().all(|members| *members == expected));
     }

@@ -12,7 +12,7 @@ fn ms(ms: i64) -> Span {
 
 #[test]
 fn all_are_asked_at_once_and_the_last_closes_it() {
-    let mut vote = Vote::new(vec![(2, ms(5)), (0, ms(1))], false, at(100), ms(2));
+    let mut vote = Vote::new(vec![(2, ms(5)), (0, ms(1))], Order::AtOnce, at(100), ms(2));
     assert_eq!((vote.least(), vote.poll_timeout()), (ms(1), Some(at(98))));
     let asked = [vote.poll_action(at(0)), vote.poll_action(at(0)), vote.poll_action(at(0))];
     let ask = |member| Some(Action::Ask { member, until: at(96) });
@@ -25,7 +25,7 @@ fn all_are_asked_at_once_and_the_last_closes_it() {
 
 #[test]
 fn it_leaves_before_its_deadline_with_what_is_there() {
-    let mut vote = Vote::new(vec![(0, ms(1)), (1, ms(1))], false, at(100), ms(2));
+    let mut vote = Vote::new(vec![(0, ms(1)), (1, ms(1))], Order::AtOnce, at(100), ms(2));
     while vote.poll_action(at(0)).is_some() {}
     vote.handle_end(0, false);
     vote.handle_timeout(at(97));
@@ -34,14 +34,14 @@ fn it_leaves_before_its_deadline_with_what_is_there() {
     assert!(!vote.handle_end(1, false), "it is late");
     let actions = [vote.poll_action(at(98)), vote.poll_action(at(98)), vote.poll_action(at(98))];
     assert_eq!(actions, [Some(Action::Cancel { member: 1 }), Some(Action::Close), None]);
-    let mut endless = Vote::new(vec![(0, ms(1))], false, Timestamp::NEVER, ms(2));
+    let mut endless = Vote::new(vec![(0, ms(1))], Order::AtOnce, Timestamp::NEVER, ms(2));
     assert_eq!(endless.poll_timeout(), None);
     assert_eq!(endless.poll_action(at(0)), Some(Action::Ask { member: 0, until: Timestamp::NEVER }));
 }
 
 #[test]
 fn the_dear_one_is_asked_only_if_the_cheap_one_is_not_sure() {
-    let cascade = || Vote::new(vec![(0, ms(10)), (1, ms(30))], true, at(104), ms(2));
+    let cascade = || Vote::new(vec![(0, ms(10)), (1, ms(30))], Order::UntilConfident, at(104), ms(2));
     let mut vote = cascade();
     // 100 ms, of which both take 40: each has 30 more.
     assert_eq!(vote.poll_action(at(0)), Some(Action::Ask { member: 0, until: at(40) }));
@@ -55,13 +55,39 @@ fn the_dear_one_is_asked_only_if_the_cheap_one_is_not_sure() {
     vote.handle_end(1, false);
     assert_eq!(vote.poll_action(at(30)), Some(Action::Close));
     // Where there is no time for the dear one the cheap one has all.
-    let mut short = Vote::new(vec![(0, ms(10)), (1, ms(30))], true, at(34), ms(2));
+    let mut short = Vote::new(vec![(0, ms(10)), (1, ms(30))], Order::UntilConfident, at(34), ms(2));
     assert_eq!(short.poll_action(at(0)), Some(Action::Ask { member: 0, until: at(30) }));
 }
 
 #[test]
+fn a_variant_that_has_no_time_is_followed_by_a_cheaper_one() {
+    let variants = |deadline| Vote::new(vec![(0, ms(30)), (1, ms(5))], Order::UntilAnswered, at(deadline), ms(2));
+    let mut vote = variants(104);
+    // 100 ms, of which twice 5 are left for the cheaper one.
+    assert_eq!(vote.poll_action(at(0)), Some(Action::Ask { member: 0, until: at(90) }));
+    assert_eq!(vote.poll_action(at(0)), None);
+    assert!(vote.handle_end(0, false));
+    assert_eq!(vote.poll_action(at(60)), Some(Action::Ask { member: 1, until: at(100) }), "all that is left");
+    vote.handle_end(1, true);
+    assert_eq!([vote.poll_action(at(70)), vote.poll_action(at(70))], [Some(Action::Close), None]);
+    // Whoever answers is enough.
+    let mut vote = variants(104);
+    vote.poll_action(at(0));
+    vote.handle_end(0, true);
+    assert_eq!(vote.poll_action(at(80)), Some(Action::Close));
+    // The better one needs 30, and must leave 10.
+    let mut vote = variants(43);
+    assert_eq!(vote.poll_action(at(0)), Some(Action::Ask { member: 1, until: at(39) }));
+    // If the cheaper one cannot be asked nothing is left for it, and without an objective nothing need be.
+    let mut alone = Vote::new(vec![(0, ms(30)), (1, Span::ZERO)], Order::UntilAnswered, at(43), ms(2));
+    assert_eq!(alone.poll_action(at(0)), Some(Action::Ask { member: 0, until: at(39) }));
+    let mut endless = Vote::new(vec![(0, ms(30)), (1, ms(5))], Order::UntilAnswered, Timestamp::NEVER, ms(2));
+    assert_eq!(endless.poll_action(at(0)), Some(Action::Ask { member: 0, until: Timestamp::NEVER }));
+}
+
+#[test]
 fn without_anybody_to_ask_it_is_over_at_once() {
-    let mut vote = Vote::new(Vec::new(), false, at(10), ms(1));
+    let mut vote = Vote::new(Vec::new(), Order::AtOnce, at(10), ms(1));
     assert_eq!([vote.poll_action(at(0)), vote.poll_action(at(0))], [Some(Action::Close), None]);
 }
 
@@ -71,11 +97,12 @@ proptest! {
     #[test]
     fn it_closes_once(
         count in 0..6usize,
-        one_by_one: bool,
+        order in prop_oneof![Just(Order::AtOnce), Just(Order::UntilConfident), Just(Order::UntilAnswered)],
         events in proptest::collection::vec((0..7usize, any::<bool>(), 0..9i64), 0..20),
     ) {
         let members = (0..count).map(|member| (member, ms(1))).collect();
-        let mut vote = Vote::new(members, one_by_one, at(40), ms(1));
+        let one_by_one = order != Order::AtOnce;
+        let mut vote = Vote::new(members, order, at(40), ms(1));
         let (mut now, mut under_way, mut asked, mut closed) = (0, Vec::new(), Vec::new(), 0);
         let drain = |vote: &mut Vote, now: i64, under_way: &mut Vec<usize>, asked: &mut Vec<usize>, closed: &mut i32| {
             while let Some(action) = vote.poll_action(at(now)) {

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use ensembles::Selected;
+use ensembles::{Selected, vote::Order};
 use frontend::core::Core;
 use prometheus::{
     Opts, Registry,
@@ -113,7 +113,10 @@ impl SelectionMetrics {
         let row = rows.entry(index).or_default();
         for &member in &selected.choice.members {
             // One by one those who come later need not be asked.
-            let is_missing = selected.predictions[member].is_none() && !selected.choice.one_by_one;
+            let is_missing = match selected.choice.order {
+                Order::AtOnce => selected.predictions[member].is_none(),
+                Order::UntilConfident | Order::UntilAnswered => selected.in_vain.contains(&member),
+            };
             row.missing.get_mut(member).into_iter().for_each(|count| *count += u64::from(is_missing));
         }
         if is_answered {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use repository::{DataType, Ensemble, Executor, Learning, Policy, Tensor};
+use repository::{DataType, Ensemble, Executor, Learning, Tensor};
 
 use super::*;
 use crate::{config::MetricsConfig, testing};
@@ -50,7 +50,8 @@ impl Bench {
     fn answered(&self, now: i64, predictions: Vec<Option<Vec<Bytes>>>) -> Option<String> {
         let choice = self.selections.choose(&self.record, 0, &self.face).unwrap();
         let (counted, confidence) = (vec![0], 1.0);
-        let selected = Selected { choice, predictions, counted, confidence, is_doubted: false, is_default: false };
+        let (is_doubted, is_default, in_vain) = (false, false, Vec::new());
+        let selected = Selected { choice, predictions, counted, confidence, is_doubted, is_default, in_vain };
         let at = (Timestamp(now * 1_000_000), ME);
         let told = self.selections.handle_ended(&self.record, at, (0, &self.face), (2, true), &selected);
         Some(told.get("feedback")?.as_str().unwrap().to_owned())

@@ -31,7 +31,8 @@ const KEYS: [(&str, &[&str]); 9] = [
 /// The same, followed by the name of an output.
 const AGREEMENT: &str = "agreement:";
 const DEFAULT: &str = "default:";
-const POLICIES: &str = "\"static\", \"majority\", \"weighted\", \"exp3\", \"exp4\", \"epsilon_greedy\" or \"cascade\"";
+const POLICIES: &str =
+    "\"static\", \"majority\", \"weighted\", \"exp3\", \"exp4\", \"epsilon_greedy\", \"cascade\" or \"fallback\"";
 const WINDOW_MAX: u64 = 1 << 32;
 
 impl ConfigFile<'_> {
@@ -88,6 +89,7 @@ impl ConfigFile<'_> {
             "exp4" => Policy::Exp4(learning(Learning::EXP4, "exploration")?),
             "epsilon_greedy" => Policy::EpsilonGreedy(learning(Learning::EPSILON_GREEDY, "epsilon")?),
             "cascade" => Policy::Cascade,
+            "fallback" => Policy::Fallback,
             other => return Err(self.error(SELECTION, format_args!("\"{other}\""), POLICIES)),
         })
     }

@@ -16,9 +16,9 @@ pub struct Graph {
     pub class: [Class; 1],
     /// Its part of the aggregate rate; all parts make 1.
     pub share: f64,
-    /// Each after all whose answers it waits for.
+    /// Each after all whose answers it waits for; or variants of one task, if the ensemble has a selection.
     pub steps: Vec<GraphStep>,
-    /// The same as frontends know it: each step makes one tensor.
+    /// The same as frontends know it: each step makes one tensor, variants all the same.
     pub ensemble: Arc<Ensemble>,
 }
 

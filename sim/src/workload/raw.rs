@@ -36,6 +36,7 @@ pub(super) struct Graph {
     pub name: String,
     pub slo_ms: f64,
     pub share: Option<f64>,
+    pub selection: Option<String>,
     pub steps: Vec<Step>,
 }
 

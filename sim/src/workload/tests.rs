@@ -317,7 +317,18 @@ fn graphs_ask_models_that_are_there_after_each_other() {
     assert!((workload.capacity_rps() - 1e3 / 1.5).abs() < 1e-6);
     assert_eq!(workload.graphs[0].ensemble.outputs, [2]);
     let one = |step: &str| format!("slo_ms = 9\nsteps = [{{ model = \"a\" }}, {{ model = \"b\", {step} }}]");
+    let variants = "slo_ms = 9\nselection = \"fallback\"\nsteps = [{ model = \"b\" }, { model = \"a\" }]";
+    let workload = parse(&graph(variants)).unwrap();
+    assert_eq!((&workload.graphs[0].ensemble.outputs[..], workload.capacity_rps().round()), (&[1][..], 1e3));
     for (text, expected) in [
+        (
+            graph(&variants.replace("fallback", "static")),
+            "graph \"g\": selection: expected \"fallback\", found \"static\"",
+        ),
+        (
+            graph(&two.replace("slo_ms = 9", "slo_ms = 9\nselection = \"fallback\"")),
+            "graph \"g\": steps: expected no after, chance or by beside selection",
+        ),
         (graph(&two.replace("9", "0")), "graph \"g\": slo_ms: expected a number above 0 and at most 3600000, found 0"),
         (graph("slo_ms = 9\nsteps = []"), "model \"a\": expected one that a graph asks"),
         (graph(&one("after = [\"c\"]")), "graph \"g\": steps.after: expected models of earlier steps, found \"c\""),

@@ -239,6 +239,43 @@ fn a_cascade_asks_the_next_only_if_it_must() {
     });
 }
 
+#[test]
+fn a_cheaper_variant_answers_where_the_better_one_cannot() {
+    with(ensemble_of(&["double", "double"], Policy::Fallback, None, 0.0), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let weight = async |stream: &mut TcpStream| {
+            metric(stream, r#"downbeat_selection_weight{member="double",model="vote",version="1"}"#).await.unwrap()
+        };
+        told(&ask(&mut stream, &vote_of("")).await);
+        assert_eq!((peer.submitted.get().0, weight(&mut stream).await), (1, 1.0), "the better one is enough");
+        peer.fates.borrow_mut().extend([Fate::Drop(DropReason::Deadline), OTHER]);
+        let (parameters, data) = told(&ask(&mut stream, &vote_of("")).await);
+        assert_eq!((peer.submitted.get().0, data), (3, json!([9, 4, 6, 8])));
+        assert_eq!(parameters, json!({ "confidence": 1.0, "members": members(1), "default": false }));
+        let less = weight(&mut stream).await;
+        assert!(less < 1.0, "{less}");
+        // What fails otherwise is passed over, and does not make it less likely to be tried.
+        peer.fates.borrow_mut().extend([TORN, DOUBLED]);
+        told(&ask(&mut stream, &vote_of("")).await);
+        assert!(weight(&mut stream).await > less);
+        peer.fates.borrow_mut().extend([Fate::Drop(DropReason::Deadline); 2]);
+        let heard = ask(&mut stream, &vote_of("")).await;
+        assert_eq!(heard.status, 504, "{heard:?}");
+        let nobody = weight(&mut stream).await;
+        assert!(nobody < less, "{nobody}");
+        is_served(&mut stream).await;
+    });
+}
+
+#[test]
+fn an_unloaded_variant_is_passed_over() {
+    with(ensemble_of(&["absent", "double"], Policy::Fallback, None, 0.0), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let (parameters, _) = told(&ask(&mut stream, &vote_of("")).await);
+        assert_eq!((peer.submitted.get().0, &parameters["members"]), (1, &json!("double")));
+    });
+}
+
 fn learning() -> Policy {
     Policy::Exp4(Learning { eta: 0.5, exploration: 0.0, window: 80 })
 }

@@ -76,6 +76,7 @@ fn steps_that_make_the_same_are_models_of_one_task() {
     assert_eq!(ensemble.selection, Some(expected));
     let learned = |of: &[(&str, &str)]| load(of, &pair(), "").unwrap().selection.unwrap().policy;
     assert_eq!(learned(&[("selection", "static")]), Policy::Static);
+    assert_eq!(learned(&[("selection", "fallback")]), Policy::Fallback);
     let exp3 = learned(&[("selection", "exp3"), ("eta", "0.5"), ("window", "80"), ("seed", "7")]);
     assert_eq!(exp3, Policy::Exp3(Learning { eta: 0.5, exploration: 0.1, window: 80 }));
     let defaults = load(&[("selection", "static"), ("default:Y", "1, 2,3")], &pair(), "").unwrap();
@@ -117,6 +118,10 @@ fn what_is_wrong_names_the_key_and_what_was_found_and_expected() {
         (&[("selection", "exp3"), ("exploration", "2")], "exploration: found \"2\", expected 0 to 1"),
         (&[("selection", "exp4"), ("window", "7")], "window: found \"7\", expected a whole number of requests, 8 to"),
         (&[("selection", "exp3"), ("seed", "x")], "seed: found \"x\", expected a whole number of 64 bits"),
+        (
+            &[("selection", "fallback"), ("weights", "1, 1")],
+            "weights: found it beside \"fallback\", expected it for a selection of weighted only",
+        ),
         (&[majority, ("agreement:Z", "equal")], "agreement:Z: found no such output, expected one of: Y"),
         (&[majority, ("agreement:Y", "nearly")], "agreement:Y: found \"nearly\", expected \"equal\", \"argmax\" or"),
         (&[majority, ("agreement:Y", "within -1")], "agreement:Y: found \"within -1\""),

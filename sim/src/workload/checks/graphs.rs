@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ::repository::{Ensemble, EnsembleStep};
+use ::repository::{Ensemble, EnsembleStep, Policy, Selection};
 use proto::ModelId;
 
 use super::*;
@@ -64,10 +64,34 @@ impl Checks<'_> {
         let sum: f64 = graphs.iter().map(|graph| graph.share).sum();
         graphs.iter_mut().for_each(|graph| graph.share /= sum);
         models.iter_mut().for_each(|model| model.share = 0.0);
-        for (share, step) in graphs.iter().flat_map(|graph| graph.steps.iter().map(|step| (graph.share, step))) {
-            models[step.model.0 as usize].share += share * step.chance;
+        for graph in &graphs {
+            // Of variants the one that serves most, as the rate's bound follows from it.
+            let per_request = |step: &&GraphStep| {
+                let profile = &models[step.model.0 as usize].profile;
+                profile.latency(profile.max_batch()).as_secs_f64() / profile.max_batch() as f64
+            };
+            let cheapest = graph.steps.iter().min_by(|a, b| per_request(a).total_cmp(&per_request(b))).copied();
+            let asked = if graph.ensemble.selection.is_some() { cheapest.as_slice() } else { &graph.steps[..] };
+            for step in asked {
+                models[step.model.0 as usize].share += graph.share * step.chance;
+            }
         }
         Ok(graphs)
+    }
+
+    /// How frontends choose among its steps, if these are variants of one task.
+    fn selection(&self, raw: &raw::Graph) -> Result<Option<Selection>> {
+        let key = |key: &str| format!("graph {:?}: {key}", raw.name);
+        let Some(found) = &raw.selection else { return Ok(None) };
+        if found != Policy::Fallback.name() {
+            return self.fail(key("selection"), format!("expected \"fallback\", found {found:?}"));
+        }
+        if raw.steps.iter().any(|step| !step.after.is_empty() || step.chance.is_some() || step.by.is_some()) {
+            return self.fail(key("steps"), "expected no after, chance or by beside selection");
+        }
+        let (agreements, defaults, confidence) = (Vec::new(), None, 0.0);
+        let (policy, reply, seed) = (Policy::Fallback, Span::ZERO, 0);
+        Ok(Some(Selection { policy, agreements, defaults, confidence, reply, seed }))
     }
 
     fn graph(&self, raw: &raw::Graph, models: &[Model]) -> Result<Graph> {
@@ -81,9 +105,10 @@ impl Checks<'_> {
             steps: vec![],
             tensors: vec!["request".to_owned()],
             outputs: vec![],
-            selection: None,
+            selection: self.selection(raw)?,
             nested: None,
         };
+        let is_selected = ensemble.selection.is_some();
         for (at, step) in raw.steps.iter().enumerate() {
             let earlier = |model: &str| raw.steps[..at].iter().position(|other| other.model == model);
             if earlier(&step.model).is_some() {
@@ -106,8 +131,10 @@ impl Checks<'_> {
             if takes.is_empty() {
                 takes.push(("request".to_owned(), 0));
             }
-            let outputs = vec![(step.model.clone(), at + 1)];
-            ensemble.tensors.push(step.model.clone());
+            // Variants all make the same.
+            let made = if is_selected { 1 } else { at + 1 };
+            let outputs = vec![(step.model.clone(), made)];
+            ensemble.tensors.extend((ensemble.tensors.len() == made).then(|| step.model.clone()));
             ensemble.steps.push(EnsembleStep { model: step.model.clone(), version: None, inputs: takes, outputs });
             let by = step.by.map(|by| self.range(&key("steps.by"), by, 0.001, 1.0)).transpose()?;
             steps.push(GraphStep {
