@@ -9,6 +9,7 @@ mod draining;
 mod handover;
 mod notices;
 mod operator;
+mod page;
 mod panics;
 mod role;
 mod signals;

@@ -1,22 +1,14 @@
-//! `status`: what a scheduler knows of its cluster, for people or as JSON. Part of the driver: one connection at a
-//! time, and a clock.
-#![allow(clippy::disallowed_methods)] // Has a socket and waits, in real time.
+//! `status`: what a scheduler knows of its cluster, for people or as JSON.
 
-use std::{
-    fmt::Write as _,
-    io::{Read as _, Write as _},
-    net::{TcpStream, ToSocketAddrs as _},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{fmt::Write as _, io::Write as _, path::PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use scheduler::{
     config::Config,
     status::{AdviceRow, BackendRow, ClusterPage, PATH, WeightsRow},
 };
 
-use crate::config_file::read_config;
+use crate::{config_file::read_config, page};
 
 /// Arguments of `status`.
 #[derive(Debug, clap::Args)]
@@ -35,10 +27,8 @@ pub(crate) struct Args {
     models: bool,
 }
 
-/// How long a scheduler may take to connect, and then to answer: it does so on a thread of its own.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a page that are read.
-const PAGE_BYTES_MAX: u64 = 32 << 20;
+/// Where it is told.
+const WHOSE: &str = "a scheduler's `admin.http`";
 /// Pages that are read: as many as have all models that a scheduler takes.
 const PAGES_MAX: usize = 128;
 
@@ -52,18 +42,24 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             config.admin.ok_or_else(|| anyhow!("--config: {}: admin: not found, {expected}", file.display()))?;
         schedulers.push(admin.http.to_string());
     }
-    let cluster = ask_all(&schedulers)?;
-    let text = if args.json { serde_json::to_string(&cluster)? + "\n" } else { table(&cluster, args.models) };
+    let text = if args.json {
+        page::plain_json(&serde_json::to_string(&ask_all(&schedulers, page::exact)?)?) + "\n"
+    } else {
+        table(&ask_all(&schedulers, page::decoded)?, args.models)
+    };
     // A reader that has seen enough (`| head`) is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
+/// How a page is made of an answer's body.
+type Decode = fn(&str) -> Result<ClusterPage>;
+
 /// What the primary answers, or else the first that does.
-fn ask_all(schedulers: &[String]) -> Result<ClusterPage> {
+fn ask_all(schedulers: &[String], decode: Decode) -> Result<ClusterPage> {
     let (mut other, mut failed) = (None, None);
     for scheduler in schedulers {
-        match whole(scheduler).with_context(|| format!("scheduler {scheduler}")) {
+        match whole(scheduler, decode).with_context(|| format!("scheduler {scheduler}")) {
             Ok(cluster) if cluster.is_primary => return Ok(cluster),
             Ok(cluster) => other = other.or(Some(cluster)),
             Err(error) => failed = failed.or(Some(error)),
@@ -73,41 +69,18 @@ fn ask_all(schedulers: &[String]) -> Result<ClusterPage> {
 }
 
 /// All pages of a scheduler as one.
-fn whole(scheduler: &str) -> Result<ClusterPage> {
-    let address = scheduler.strip_prefix("http://").unwrap_or(scheduler).trim_end_matches('/');
-    let mut cluster = page(address, 0)?;
+pub(crate) fn whole(scheduler: &str, decode: Decode) -> Result<ClusterPage> {
+    let page = |number| decode(&page::of(scheduler, &format!("{PATH}?page={number}"), WHOSE)?);
+    let mut cluster = page(0)?;
     ensure!(cluster.pages <= PAGES_MAX, "found {} pages, expected at most {PAGES_MAX}", cluster.pages);
     for number in 1..cluster.pages {
-        let mut more = page(address, number)?;
+        let mut more = page(number)?;
         cluster.frontends.append(&mut more.frontends);
         cluster.backends.append(&mut more.backends);
         cluster.models.append(&mut more.models);
     }
     cluster.pages = 1;
     Ok(cluster)
-}
-
-fn page(address: &str, number: usize) -> Result<ClusterPage> {
-    let found = address.to_socket_addrs().context("expected ip:port or name:port")?.next();
-    let at = found.ok_or_else(|| anyhow!("the name has no address"))?;
-    let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(format!("GET {PATH}?page={number} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes())?;
-    let mut answer = String::new();
-    stream.take(PAGE_BYTES_MAX).read_to_string(&mut answer).context("no answer")?;
-    body(&answer)
-}
-
-/// What stands in an answer.
-fn body(answer: &str) -> Result<ClusterPage> {
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| anyhow!("found no answer in HTTP"))?;
-    let status = head.split(' ').nth(1).unwrap_or_default();
-    match status {
-        "200" => serde_json::from_str(body).context("its answer is of another version"),
-        "404" => bail!("nothing is at {PATH}: expected a scheduler's `admin.http`"),
-        _ => bail!("{}", body.lines().next().unwrap_or_default()),
-    }
 }
 
 fn table(cluster: &ClusterPage, with_models: bool) -> String {
@@ -204,7 +177,14 @@ mod tests {
     use super::*;
 
     fn cluster() -> ClusterPage {
-        let gpu = |index, state: &str| GpuRow { index, id: 7, state: state.to_owned(), models: 2, weights_bytes: None };
+        let gpu = |index, state: &str| GpuRow {
+            index,
+            id: 7,
+            state: state.to_owned(),
+            models: 2,
+            weights_bytes: None,
+            ran: None,
+        };
         let backend = BackendRow {
             name: "gpus".to_owned(),
             id: 12,
@@ -273,11 +253,29 @@ mod tests {
     #[test]
     fn answers_are_read_or_refused_in_one_line() {
         let json = serde_json::to_string(&cluster()).unwrap();
-        assert_eq!(body(&format!("HTTP/1.1 200 OK\r\na: b\r\n\r\n{json}")).unwrap(), cluster());
-        let wrong = |answer: &str| body(answer).unwrap_err().to_string();
+        let read = |answer: &str| page::body(answer, PATH, WHOSE).and_then(|body| page::decoded::<ClusterPage>(&body));
+        assert_eq!(read(&format!("HTTP/1.1 200 OK\r\na: b\r\n\r\n{json}")).unwrap(), cluster());
+        let wrong = |answer: &str| read(answer).unwrap_err().to_string();
         assert!(wrong("HTTP/1.1 404 Not Found\r\n\r\n").contains("expected a scheduler's `admin.http`"));
         assert_eq!(wrong("HTTP/1.1 400 Bad Request\r\n\r\ntry again\n"), "try again");
         assert_eq!(wrong("SSH-2.0\r\n"), "found no answer in HTTP");
         assert_eq!(wrong("HTTP/1.1 200 OK\r\n\r\n{}"), "its answer is of another version");
+    }
+
+    #[test]
+    fn names_do_nothing_to_the_terminal_and_break_no_line() {
+        let mut found = cluster();
+        let evil = "\u{1b}[2J\u{9b}2J\u{7}\nbackend  x".to_owned();
+        found.backends[0].name = evil.clone();
+        found.backends[0].only_here_first[0] = evil.clone();
+        found.models[0].name = evil.clone();
+        found.scheduler = evil.clone();
+        found.advice.reason = evil;
+        let json = serde_json::to_string(&found).unwrap();
+        let text = table(&page::decoded(&json).unwrap(), true);
+        assert!(text.lines().all(|line| !line.contains(char::is_control)), "{text:?}");
+        assert_eq!(text.lines().count(), table(&cluster(), true).lines().count());
+        assert!(text.starts_with(r"\u{1b}[2J\u{9b}2J\u{7}\nbackend  x, the primary, "), "{text}");
+        assert_eq!(page::exact::<ClusterPage>(&page::plain_json(&json)).unwrap(), found);
     }
 }

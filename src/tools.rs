@@ -10,6 +10,7 @@ mod place;
 mod profile;
 mod sim;
 mod supervisor;
+mod top;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     /// The same with tritonserver's defaults, as which it may be called
     #[command(hide = true)]
     Tritonserver(cluster::UpArgs),
+    /// Show a running cluster in this terminal: its GPUs, models and members
+    Top(top::Args),
     /// Measure how long a model's batches take, and store it beside the model
     Profile(profile::Args),
     /// Find which sub-cluster should host which model of a workload, and what moves there would win
@@ -79,6 +82,7 @@ pub(crate) fn run(command: &Command) -> Result<()> {
         Command::Demo(args) => demo::run(args)?,
         Command::Up(args) => cluster::up(args, false)?,
         Command::Tritonserver(args) => cluster::up(args, true)?,
+        Command::Top(args) => top::run(args)?,
         Command::Profile(args) => profile::run(args)?,
         Command::Place(args) => place::run(args)?,
         Command::Sim(args) => sim::run(args)?,

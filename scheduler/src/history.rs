@@ -195,6 +195,41 @@ impl History {
     }
 }
 
+/// What a GPU ran lately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ran {
+    /// How long it executed batches, of the time that was asked for. Only batches that have ended count.
+    pub busy: Span,
+    /// Of the batch that ended last: when, its model, and its tasks.
+    pub last: Option<(Timestamp, ModelId, u32)>,
+}
+
+impl Ran {
+    fn absorb(&mut self, (since, until): (Timestamp, Timestamp), event: &Event) {
+        let Event::Batch { model, tasks, started_at, finished_at, .. } = *event else { return };
+        self.busy += (finished_at.min(until) - started_at.max(since)).max(Span::ZERO);
+        self.last = self.last.max(Some((finished_at, model, tasks)));
+    }
+}
+
+impl History {
+    /// What each GPU of which anything was told since then has run from then until `until`.
+    #[must_use]
+    pub fn ran(&self, (since, until): (Timestamp, Timestamp)) -> BTreeMap<Lane, Ran> {
+        let mut all = BTreeMap::<Lane, Ran>::new();
+        for thread in &*self.0 {
+            let kept = thread.lock().unwrap_or_else(PoisonError::into_inner);
+            for (lane, events) in &kept.lanes {
+                // They lie as they were told, which is as they ended but for what backends' clocks are off.
+                let new = events.iter().rev().take_while(|event| event.ended_at() >= since - AHEAD_MAX);
+                let ran = all.entry(*lane).or_default();
+                new.filter(|event| event.ended_at() >= since).for_each(|event| ran.absorb((since, until), event));
+            }
+        }
+        all
+    }
+}
+
 /// Leaves what a ModelThread was told.
 #[derive(Debug)]
 pub struct Recorder {
@@ -278,6 +313,21 @@ mod tests {
         recorder.note(at(1), LANE, batch(1_100, (0, 1)));
         let told = models(&history, Timestamp::PAST);
         assert_eq!((told.len(), told[0], told.last()), (PENDING_MAX + 1, 76, Some(&1_100)));
+    }
+
+    #[test]
+    fn how_busy_a_gpu_was_is_what_its_batches_took_of_a_time() {
+        let history = History::new(2);
+        let (mut one, mut other) = (history.recorder(ModelThreadId(0)), history.recorder(ModelThreadId(1)));
+        one.note(at(500), LANE, batch(1, (0, 500)));
+        one.note(at(1_200), LANE, batch(2, (900, 1_200)));
+        other.note(at(1_600), LANE, batch(3, (1_500, 1_600)));
+        other.note(at(1_600), LANE, Event::Load { model: ModelId(4), started_at: at(1_000), finished_at: at(1_600) });
+        let ran = |since, until| history.ran((at(since), at(until)))[&LANE];
+        let last = Some((at(1_600), ModelId(3), 1));
+        assert_eq!(ran(1_000, 2_000), Ran { busy: Span::from_millis(300), last });
+        assert_eq!(ran(1_000, 1_550), Ran { busy: Span::from_millis(250), last });
+        assert_eq!(ran(5_000, 6_000), Ran::default());
     }
 
     #[test]

@@ -50,10 +50,11 @@ pub fn run(config: &Config, stop: &AtomicBool) -> Result<(), RunError> {
     let board = Board::default();
     let (status, told) = (status(config, board.clone()), status(config, board.clone()));
     let pages = Pages::new("scheduler", config.fabric.member_name(), vitals.clone(), move |_| told.metrics());
-    let pages = pages.with_json(status::PATH, move |now, query| status.page(now, query));
     let era = era_clock(&cluster, clock);
     // Nobody could look at it otherwise.
     let history = config.admin.as_ref().map(|_| History::new(cluster.model_threads));
+    let (status, told_era) = (status.with_history(history.clone()), era.clone());
+    let pages = pages.with_json(status::PATH, move |now, query| status.page((now, told_era.now()), query));
     let trace = history.clone().map(|history| (Trace::new(history, board.clone()), era.clone()));
     let pages = match trace {
         Some((trace, era)) => pages.with_json(trace::PATH, move |_, query| trace.page(era.now(), query)),

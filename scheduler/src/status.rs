@@ -1,16 +1,21 @@
 //! The cluster for operators: `GET /v2/cluster` at a scheduler's `[admin] http`, in pages of bounded size. All is
 //! worked out from what control has left on the [`Board`], on the listener's thread.
 
-use std::{cell::RefCell, collections::BTreeSet, sync::Arc};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use admin::Query;
-use proto::{ModelId, Timestamp, weights::PAGE_BYTES};
+use proto::{BackendId, ModelId, Span, Timestamp, weights::PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 
 mod metrics;
 
 use crate::{
     advice::Advice,
+    history::{History, Lane, Ran},
     snapshot::{BackendShown, Board, FrontendShown, GpuShown, MemberState, ModelName, SchedulerState, Snapshot},
 };
 
@@ -24,6 +29,8 @@ const MODELS_PER_PAGE: usize = 1_000;
 const PARTS: [&str; 3] = ["all", "members", "models"];
 /// Names of models that only one backend hosts which are told with it.
 const ONLY_HERE_NAMED: usize = 3;
+/// What GPUs ran is told of so long.
+const RAN: Span = Span::from_millis(2_000);
 /// Names of models that are told of a sub-cluster.
 const NAMED: usize = 3;
 
@@ -150,7 +157,7 @@ pub struct FrontendRow {
 }
 
 /// A backend.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BackendRow {
     /// What operators call it.
     pub name: String,
@@ -198,7 +205,7 @@ pub struct WeightsRow {
 }
 
 /// A GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuRow {
     /// Its place at its backend.
     pub index: usize,
@@ -210,6 +217,20 @@ pub struct GpuRow {
     pub models: usize,
     /// Bytes for weights in its memory, if that holds but a part of what it hosts.
     pub weights_bytes: Option<u64>,
+    /// What it ran lately, at the scheduler that planned it.
+    #[serde(default)]
+    pub ran: Option<RanRow>,
+}
+
+/// What a GPU ran in the last two seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RanRow {
+    /// The part of that time in which it executed batches that have ended.
+    pub busy: f64,
+    /// The model of the batch that ended last.
+    pub model: Option<String>,
+    /// How many tasks it had.
+    pub batch: Option<u32>,
 }
 
 /// A model.
@@ -233,8 +254,12 @@ pub struct Status {
     arm: String,
     /// All schedulers, by rank.
     schedulers: Vec<String>,
+    history: Option<History>,
     told: RefCell<Told>,
 }
+
+/// What GPUs ran lately.
+type RanByLane = BTreeMap<Lane, Ran>;
 
 /// What was worked out from the newest snapshot.
 #[derive(Debug, Default)]
@@ -248,15 +273,22 @@ impl Status {
     /// Of the scheduler that operators call `name`, on this arm, as one of these.
     #[must_use]
     pub fn new(board: Board, name: String, arm: String, schedulers: Vec<String>) -> Self {
-        Self { board, name, arm, schedulers, told: RefCell::default() }
+        Self { board, name, arm, schedulers, history: None, told: RefCell::default() }
+    }
+
+    /// And of what GPUs did.
+    #[must_use]
+    pub fn with_history(self, history: Option<History>) -> Self {
+        Self { history, ..self }
     }
 
     /// The page that a query asks for (`page=N`), as JSON. `part=members` or `part=models` leaves the others out, as
-    /// `match=TEXT` does with what has that neither in its name nor in its state, and `rows=N` makes pages smaller.
+    /// `match=TEXT` does with what has that neither in its name nor in its state, and `rows=N` makes pages smaller. It
+    /// is told of now on the process's clock, and on the scheduler's.
     ///
     /// # Errors
     /// One line that says what was found and expected.
-    pub fn page(&self, now: Timestamp, query: &str) -> Result<String, String> {
+    pub fn page(&self, (now, era_now): (Timestamp, Timestamp), query: &str) -> Result<String, String> {
         let asked = Asked::of(query)?;
         let told = &mut *self.told.borrow_mut();
         let known = told.models.len();
@@ -266,7 +298,9 @@ impl Status {
             told.hosts = Hosts::of(&snapshot, told.models.len());
             told.snapshot = snapshot;
         }
-        let page = self.cut(told, &asked, (now - taken_at).as_millis_f64());
+        let history = self.history.as_ref().filter(|_| asked.members.is_some());
+        let ran = history.map(|history| history.ran((era_now - RAN, era_now)));
+        let page = self.cut(told, &asked, (ran.as_ref(), (now - taken_at).as_millis_f64()));
         let pages = page.pages;
         if page.page >= pages {
             return Err(format!("page: found {}, expected one below {pages}", page.page));
@@ -274,7 +308,7 @@ impl Status {
         Ok(serde_json::to_string(&page).expect("its keys are names") + "\n")
     }
 
-    fn cut(&self, told: &Told, asked: &Asked, age_ms: f64) -> ClusterPage {
+    fn cut(&self, told: &Told, asked: &Asked, (ran, age_ms): (Option<&RanByLane>, f64)) -> ClusterPage {
         let Told { snapshot, models, hosts } = told;
         let frontends = asked.members(snapshot.frontends.iter(), |frontend, matches| {
             matches(&frontend.name) || matches(word(frontend.state))
@@ -305,7 +339,11 @@ impl Status {
                 advice => AdviceRow { sub_clusters: Vec::new(), ..advice },
             },
             frontends: frontends.rows.into_iter().map(frontend_row).collect(),
-            backends: backends.rows.into_iter().map(|(of, only_here)| backend_row(of, only_here, models)).collect(),
+            backends: backends
+                .rows
+                .into_iter()
+                .map(|(of, only_here)| backend_row(of, (only_here, ran), models))
+                .collect(),
             models: found
                 .rows
                 .into_iter()
@@ -488,7 +526,11 @@ fn frontend_row(frontend: &FrontendShown) -> FrontendRow {
     }
 }
 
-fn backend_row(backend: &BackendShown, only_here: &OnlyHere, models: &[ModelName]) -> BackendRow {
+fn backend_row(
+    backend: &BackendShown,
+    (only_here, ran): (&OnlyHere, Option<&RanByLane>),
+    models: &[ModelName],
+) -> BackendRow {
     let BackendShown { id, name, at, state, obeys, links, weights, gpus } = backend;
     let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES);
     BackendRow {
@@ -499,7 +541,7 @@ fn backend_row(backend: &BackendShown, only_here: &OnlyHere, models: &[ModelName
         address: at.map(|at| at.address.to_string()),
         path: at.and_then(|at| at.path).map(|path| path.to_string()),
         links: *links,
-        gpus: gpus.iter().enumerate().map(gpu_row).collect(),
+        gpus: (0..).zip(gpus).map(|(index, gpu)| gpu_row((*id, index), gpu, (ran, models))).collect(),
         models: only_here.hosted,
         safe_to_remove: only_here.count == 0,
         only_here: only_here.count,
@@ -515,9 +557,16 @@ fn backend_row(backend: &BackendShown, only_here: &OnlyHere, models: &[ModelName
     }
 }
 
-fn gpu_row((index, gpu): (usize, &GpuShown)) -> GpuRow {
+fn gpu_row((backend, index): (u32, u32), gpu: &GpuShown, (ran, names): (Option<&RanByLane>, &[ModelName])) -> GpuRow {
     let weights_bytes = gpu.pages.map(|pages| u64::from(pages) * PAGE_BYTES);
-    GpuRow { index, id: gpu.id.0, state: word_of_gpu(gpu).to_owned(), models: gpu.models.len(), weights_bytes }
+    let ran = ran.map(|ran| {
+        let lane = Lane { backend: BackendId(backend), gpu: index };
+        let Ran { busy, last } = ran.get(&lane).copied().unwrap_or_default();
+        let model = last.and_then(|(_, model, _)| names.get(model.0 as usize)).map(|(name, _)| name.clone());
+        RanRow { busy: busy.as_secs_f64() / RAN.as_secs_f64(), model, batch: last.map(|(_, _, tasks)| tasks) }
+    });
+    let (state, models) = (word_of_gpu(gpu).to_owned(), gpu.models.len());
+    GpuRow { index: index as usize, id: gpu.id.0, state, models, weights_bytes, ran }
 }
 
 fn word_of_gpu(gpu: &GpuShown) -> &'static str {

@@ -1,10 +1,14 @@
-use proto::{GpuId, Span, weights::WeightsTally};
+use proto::{GpuId, ModelThreadId, Span, weights::WeightsTally};
 
 use super::*;
 use crate::{
     advice::{AdviceConfig, Advisor},
+    history::Event,
     snapshot::Whereabouts,
 };
+
+/// On both clocks.
+const NOW: (Timestamp, Timestamp) = (Timestamp::ZERO, Timestamp::ZERO);
 
 fn gpu(id: u32, models: impl IntoIterator<Item = u32>) -> GpuShown {
     let models = Arc::new(models.into_iter().map(ModelId).collect());
@@ -34,7 +38,8 @@ fn status(backends: Vec<BackendShown>, frontends: u32, models: usize) -> Status 
 }
 
 fn page(status: &Status, query: &str) -> ClusterPage {
-    serde_json::from_str(&status.page(Timestamp::ZERO + Span::from_millis(40), query).unwrap()).unwrap()
+    serde_json::from_str(&status.page((Timestamp::ZERO + Span::from_millis(40), Timestamp::ZERO), query).unwrap())
+        .unwrap()
 }
 
 /// By backend: whether it is safe to remove, how many models are only there, and which are named.
@@ -104,7 +109,7 @@ fn pages_of_a_large_cluster_are_bounded_and_have_all_of_it_once() {
     assert_eq!(ids(|page| page.backends.iter().map(|row| row.id).collect()), (0..450).collect::<Vec<_>>());
     assert_eq!(ids(|page| page.frontends.iter().map(|row| row.id).collect()), (0..250).collect::<Vec<_>>());
     assert!(pages.iter().flat_map(|page| &page.models).enumerate().all(|(id, row)| row.name == format!("m{id}")));
-    let text = told.page(Timestamp::ZERO, "").unwrap();
+    let text = told.page(NOW, "").unwrap();
     assert!(text.len() < 256 * 1024, "{}", text.len());
 }
 
@@ -129,21 +134,21 @@ fn a_page_may_be_of_a_part_of_what_matches_and_of_few_rows() {
     assert_eq!(rows("part=models&rows=40"), (100, 0, vec![], 40));
     assert_eq!(rows("part=models&rows=40&match=m399"), (1, 0, vec![], 11));
     assert_eq!(rows("match=nothing"), (1, 0, vec![], 0));
-    assert_eq!(told.page(Timestamp::ZERO, "rows=0").unwrap_err(), "rows: found 0, expected 1 to 1000");
-    let wrong = told.page(Timestamp::ZERO, "part=gpus").unwrap_err();
+    assert_eq!(told.page(NOW, "rows=0").unwrap_err(), "rows: found 0, expected 1 to 1000");
+    let wrong = told.page(NOW, "part=gpus").unwrap_err();
     assert_eq!(wrong, "part: found `gpus`, expected one of all, members, models");
 }
 
 #[test]
 fn what_is_asked_wrongly_is_named_and_a_scheduler_that_has_told_nothing_yet_says_so() {
     let told = status(Vec::new(), 0, 0);
-    let wrong = |query| told.page(Timestamp::ZERO, query).unwrap_err();
+    let wrong = |query| told.page(NOW, query).unwrap_err();
     assert_eq!(wrong("page=1"), "page: found 1, expected one below 1");
     assert_eq!(wrong("page=-1"), "page: found `-1`, expected a number");
     assert_eq!(wrong("page=18446744073709551615"), "page: found 18446744073709551615, expected one below 1");
-    assert!(told.page(Timestamp::ZERO, "other=1").is_ok());
+    assert!(told.page(NOW, "other=1").is_ok());
     let empty = Status::new(Board::default(), "a".to_owned(), "soft".to_owned(), Vec::new());
-    assert!(empty.page(Timestamp::ZERO, "").unwrap_err().ends_with("try again"));
+    assert!(empty.page(NOW, "").unwrap_err().ends_with("try again"));
 }
 
 #[test]
@@ -191,4 +196,20 @@ fn a_scheduler_that_is_not_the_primary_advises_nothing() {
     assert_eq!(told.metrics(), "");
     let advice = page(&told, "").advice;
     assert_eq!((advice.gpus_needed, advice.reason.as_str()), (None, "this scheduler is not the primary"));
+}
+
+#[test]
+fn what_gpus_ran_lately_is_told_where_it_is_kept() {
+    let told = || status(vec![backend(1, vec![gpu(0, [0]), gpu(1, [0])])], 0, 2);
+    assert_eq!(page(&told(), "").backends[0].gpus[0].ran, None);
+    let (history, at) = (History::new(1), |ms| Timestamp::ZERO + Span::from_millis(ms));
+    let (model, tasks, window) = (ModelId(1), 4, None);
+    let event = Event::Batch { model, tasks, window, started_at: at(4_500), finished_at: at(5_000) };
+    let lane = Lane { backend: BackendId(1), gpu: 1 };
+    history.recorder(ModelThreadId(0)).note(at(5_000), lane, event);
+    let text = told().with_history(Some(history)).page((Timestamp::ZERO, at(5_000)), "").unwrap();
+    let told: ClusterPage = serde_json::from_str(&text).unwrap();
+    let ran = |index: usize| told.backends[0].gpus[index].ran.clone().unwrap();
+    assert_eq!(ran(0), RanRow { busy: 0.0, model: None, batch: None });
+    assert_eq!(ran(1), RanRow { busy: 0.25, model: Some("m1".to_owned()), batch: Some(4) });
 }
