@@ -320,10 +320,10 @@ impl World {
             2..=4 => self.present(scheduler, i64::from(luck / 16 % 3) - 1),
             _ => Claim { era: ERA, epoch: Epoch::NONE },
         };
-        let (threads, knows_all) = (luck / 64 % 3, luck % 7 > 0);
+        let (threads, knows_all) = (luck / 64 % 3, !luck.is_multiple_of(7));
         let addresses = (0..threads).map(|id| format!("127.0.0.1:{}", 1_000 + id)).collect();
         let model_threads = ModelThreads { addresses, pass: 9 };
-        let is_other = luck % 37 == 0 && self.membership.name().is_some();
+        let is_other = luck.is_multiple_of(37) && self.membership.name().is_some();
         let member = if is_other { Member::Backend(BackendId(4)) } else { NAME };
         let is_below = self.judge().obeys().is_some_and(|(.., obeyed)| {
             claim.era == obeyed.era && claim.epoch < obeyed.epoch && claim.epoch != Epoch::NONE
@@ -470,7 +470,7 @@ impl World {
                 self.membership.rejoin_standbys();
                 anew.into_iter().for_each(|other| self.note_ended(other));
             }
-            12 if luck % 8 == 0 => self.pass(Span::from_millis(700)),
+            12 if luck.is_multiple_of(8) => self.pass(Span::from_millis(700)),
             _ => self.pass(Span::from_micros(i64::from(luck % 4_096) * 25)),
         }
         self.look();
