@@ -151,7 +151,7 @@ fn total(rates: Option<&Rates>, palette: Palette) -> Line<'static> {
     let Some(rates) = rates else { return Line::styled("no rates yet", palette.of(Mood::Faint)) };
     let (text, mood) = in_time(rates);
     Line::from(vec![
-        Words::raw(format!("{} requests/s, ", rate(rates.requests))),
+        Words::raw(format!("{} req/s, ", rate(rates.requests))),
         Words::styled(format!("{text} in time"), palette.of(mood)),
         Words::raw(format!(
             ", p50 {} p99 {}, {} dropped/s{}",

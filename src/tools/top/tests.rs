@@ -122,7 +122,7 @@ fn gpus_are_lanes_with_what_they_ran() {
     assert_eq!(lines[0], "downbeat top  0.5 s ago, the primary, epoch 3.0: rack7");
     assert_eq!(lines[1], "GPUs 2/3  backends 0/2  frontends 0/0  models 2 of 4");
     assert_eq!(lines[2], "3 GPUs needed, 2 in use: work takes 2.1 GPUs at 82 % of their time");
-    assert_eq!(lines[3], "120 requests/s, 91.3 % in time, p50 4.2 ms p99 61.0 ms, 10.0 dropped/s (deadline)");
+    assert_eq!(lines[3], "120 req/s, 91.3 % in time, p50 4.2 ms p99 61.0 ms, 10.0 dropped/s (deadline)");
     assert_eq!(lines[4], "[GPUs] models  members    by name");
     assert_eq!(lines[5], "BACKEND          GPU STATE    BUSY               MODEL                    BATCH");
     assert_eq!(lines[6], "rack8            0   serving  ████████████ 100 % resnet50                 16");
