@@ -124,10 +124,10 @@ fn gpus_are_lanes_with_what_they_ran() {
     assert_eq!(lines[2], "3 GPUs needed, 2 in use: work takes 2.1 GPUs at 82 % of their time");
     assert_eq!(lines[3], "120 req/s, 91.3 % in time, p50 4.2 ms p99 61.0 ms, 10.0 dropped/s (deadline)");
     assert_eq!(lines[4], "[GPUs] models  members    by name");
-    assert_eq!(lines[5], "BACKEND          GPU STATE    BUSY               MODEL                    BATCH");
-    assert_eq!(lines[6], "rack8            0   serving  ████████████ 100 % resnet50                 16");
-    assert_eq!(lines[7], "rack9            0   serving  ███░░░░░░░░░  25 % digits                   3");
-    assert_eq!(lines[8], "rack9            1   unusable not told           -                        -");
+    assert_eq!(lines[5], "BACKEND           GPU STATE    BUSY               MODEL                    BATCH");
+    assert_eq!(lines[6], "rack8             0   serving  ████████████ 100 % resnet50                 16");
+    assert_eq!(lines[7], "rack9             0   serving  ███░░░░░░░░░  25 % digits                   3");
+    assert_eq!(lines[8], "rack9             1   unusable not told           -                        -");
     assert_eq!(
         (lines[9].as_str(), lines[23].as_str()),
         ("", "q quit   tab view   ←→ order   ↑↓ PgUp PgDn Home End scroll")
