@@ -11,8 +11,8 @@
 //!
 //! `quick_cache` keeps what is asked for again (S3-FIFO): a client that asks for ever new things takes the place of
 //! what was asked for once, and not of what is asked for often. One that asks for them twice would take all: so once
-//! there is no room, a client whose answers take more than its share ([`share`]) gives up its own oldest ones, and
-//! nobody else's.
+//! there is no room, the client whose answers take more than a share ([`share`]) gives up its own oldest ones, and
+//! nobody else does.
 
 use std::{
     cell::RefCell,
@@ -90,6 +90,8 @@ struct State {
     kept: unsync::Cache<Question, Entry, Weight, DefaultHashBuilder, Evictions>,
     /// Of clients who have any.
     owned: BTreeMap<Client, Owned>,
+    /// Who has more than a share, which only one can.
+    over: Option<Client>,
     /// Answers that have ever been kept.
     entries: u64,
     /// Bytes; 0: nothing is kept and nobody waits.
@@ -151,20 +153,27 @@ fn share(max: usize) -> usize {
 }
 
 impl State {
-    /// Keeps an answer that was not kept, which its client pays for if there is no room and it has more than its share.
+    /// Keeps an answer that was not kept. If there is no room, whoever has more than a share makes some; if nobody has,
+    /// the cache knows what is asked for least.
     fn keep(&mut self, question: Question, client: Client, kept: Kept) {
         self.forget(question);
         let bytes = kept.bytes();
         let has_others = self.owned.keys().any(|owner| *owner != client);
         while has_others && self.kept.weight() as usize + bytes > self.max {
-            let owned = self.owned.get(&client).filter(|owned| owned.bytes + bytes > share(self.max));
-            let Some((_, &oldest)) = owned.and_then(|owned| owned.questions.first_key_value()) else { break };
+            let own = self.owned.get(&client).map_or(0, |owned| owned.bytes);
+            let is_over = own + bytes > share(self.max);
+            let Some(owner) = is_over.then_some(client).or(self.over) else { break };
+            // An answer that is larger than a share takes nobody else's place.
+            let Some(oldest) = self.oldest_of(owner) else { return };
             self.forget(oldest);
         }
         self.entries += 1;
         let owned = self.owned.entry(client).or_default();
         owned.bytes += bytes;
         owned.questions.insert(self.entries, question);
+        if owned.bytes > share(self.max) {
+            self.over = Some(client);
+        }
         let mut gone = Vec::new();
         self.kept.insert_with_lifecycle(question, Entry { kept, client, number: self.entries }, &mut gone);
         gone.iter().for_each(|entry| self.on_gone(entry));
@@ -176,10 +185,17 @@ impl State {
         }
     }
 
+    fn oldest_of(&self, client: Client) -> Option<Question> {
+        self.owned.get(&client)?.questions.first_key_value().map(|(_, question)| *question)
+    }
+
     fn on_gone(&mut self, Entry { kept, client, number }: &Entry) {
         let Some(owned) = self.owned.get_mut(client) else { return };
         owned.questions.remove(number);
         owned.bytes -= kept.bytes();
+        if self.over == Some(*client) && owned.bytes <= share(self.max) {
+            self.over = None;
+        }
         if owned.questions.is_empty() {
             self.owned.remove(client);
         }
@@ -262,7 +278,7 @@ impl Cache {
         let options = options.expect("both are given");
         let kept = unsync::Cache::with_options(options, Weight, DefaultHashBuilder::default(), Evictions);
         let (owned, asked) = (BTreeMap::new(), HashMap::new());
-        Rc::new(Self(RefCell::new(State { kept, owned, entries: 0, max, asked, waiters: 0 })))
+        Rc::new(Self(RefCell::new(State { kept, owned, over: None, entries: 0, max, asked, waiters: 0 })))
     }
 
     /// Whether anything can be kept.

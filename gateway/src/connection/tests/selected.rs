@@ -244,6 +244,8 @@ fn a_cheaper_variant_answers_where_the_better_one_cannot() {
     with(ensemble_of(&["double", "double"], Policy::Fallback, None, 0.0), async |address, peer| {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let weight = async |stream: &mut TcpStream| {
+            // No text is as old as that.
+            peer.clock.set(peer.clock.get() + Span::from_millis(300));
             metric(stream, r#"downbeat_selection_weight{member="double",model="vote",version="1"}"#).await.unwrap()
         };
         told(&ask(&mut stream, &vote_of("")).await);
@@ -254,6 +256,9 @@ fn a_cheaper_variant_answers_where_the_better_one_cannot() {
         assert_eq!(parameters, json!({ "confidence": 1.0, "members": members(1), "default": false }));
         let less = weight(&mut stream).await;
         assert!(less < 1.0, "{less}");
+        let asked = peer.submitted.get().0;
+        let (parameters, _) = told(&ask(&mut stream, &vote_of("")).await);
+        assert_eq!((peer.submitted.get().0, &parameters["members"]), (asked + 1, &json!(members(1))), "not tried");
         // What fails otherwise is passed over, and does not make it less likely to be tried.
         peer.fates.borrow_mut().extend([TORN, DOUBLED]);
         told(&ask(&mut stream, &vote_of("")).await);
