@@ -132,19 +132,19 @@ impl Selections {
     ) -> Parameters {
         let Some((steps, selection)) = selection_of(face) else { return Parameters::new() };
         record.handle_selected(index, selected, is_answered);
+        let names = names(steps);
         let mut state = self.state.borrow_mut();
         if selection.policy == Policy::Fallback
             && let Some((_, learner)) = state.learners.get_mut(&index).filter(|(of, _)| Rc::ptr_eq(of, face))
         {
             learner.handle_ended(&selected.in_vain, !selected.counted.is_empty());
-            record.handle_weights(index, &names(steps), &learner.weights());
+            record.handle_weights(index, &names, &learner.weights());
         }
         drop(state);
         let mut told = Parameters::new();
         if !is_answered {
             return told;
         }
-        let names = names(steps);
         let members: Vec<&str> = selected.counted.iter().map(|&member| names[member].as_str()).collect();
         told.insert("confidence".to_owned(), json!(selected.confidence));
         told.insert("members".to_owned(), json!(members.join(",")));

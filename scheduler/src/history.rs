@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError, TryLockError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
 use proto::{BackendId, ModelId, ModelThreadId, Span, Timestamp, scheduler_to_frontend::DropReason};
@@ -173,26 +173,46 @@ impl History {
         Recorder { history: self.clone(), thread: thread.0.into(), pending: VecDeque::new() }
     }
 
-    /// What ended since then, of each GPU, and what was dropped. Locks are held while one GPU's events are copied.
+    /// What ended since then, of each GPU, and what was dropped.
     #[must_use]
     pub fn since(&self, since: Timestamp) -> (Vec<(Lane, Event)>, Vec<Dropped>) {
-        let (mut events, mut drops) = (Vec::new(), Vec::new());
+        let mut events = Vec::new();
+        self.look(|lane, kept| {
+            events.extend(kept.iter().filter(|event| event.ended_at() >= since).map(|event| (lane, *event)));
+        });
+        let kept = self.0.iter().map(lock);
+        let drops =
+            kept.flat_map(|kept| kept.drops.iter().filter(|drop| drop.at >= since).copied().collect::<Vec<_>>());
+        (events, drops.collect())
+    }
+
+    /// What each GPU of which anything was told lately has run from `since` until `until`.
+    #[must_use]
+    pub fn ran(&self, (since, until): (Timestamp, Timestamp)) -> BTreeMap<Lane, Ran> {
+        let mut all = BTreeMap::<Lane, Ran>::new();
+        self.look(|lane, kept| {
+            // They lie as they were told, which is as they ended but for what backends' clocks are off.
+            let new = kept.iter().rev().take_while(|event| event.ended_at() >= since - AHEAD_MAX);
+            let ran = all.entry(lane).or_default();
+            new.filter(|event| event.ended_at() >= since).for_each(|event| ran.absorb((since, until), event));
+        });
+        all
+    }
+
+    /// Shows the events of each GPU by each ModelThread, which can leave nothing meanwhile: locks are held for one GPU.
+    fn look(&self, mut at: impl FnMut(Lane, &VecDeque<Event>)) {
         for thread in &*self.0 {
-            // No invariant spans two changes of it.
-            let lock = || thread.lock().unwrap_or_else(PoisonError::into_inner);
-            let lanes: Vec<Lane> = {
-                let kept = lock();
-                drops.extend(kept.drops.iter().filter(|drop| drop.at >= since));
-                kept.lanes.keys().copied().collect()
-            };
+            let lanes: Vec<Lane> = lock(thread).lanes.keys().copied().collect();
             for lane in lanes {
-                let kept = lock();
-                let own = kept.lanes.get(&lane).into_iter().flatten().filter(|event| event.ended_at() >= since);
-                events.extend(own.map(|event| (lane, *event)));
+                lock(thread).lanes.get(&lane).into_iter().for_each(|events| at(lane, events));
             }
         }
-        (events, drops)
     }
+}
+
+/// No invariant spans two changes of what is kept.
+fn lock(thread: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
+    thread.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a GPU ran lately.
@@ -209,24 +229,6 @@ impl Ran {
         let Event::Batch { model, tasks, started_at, finished_at, .. } = *event else { return };
         self.busy += (finished_at.min(until) - started_at.max(since)).max(Span::ZERO);
         self.last = self.last.max(Some((finished_at, model, tasks)));
-    }
-}
-
-impl History {
-    /// What each GPU of which anything was told since then has run from then until `until`.
-    #[must_use]
-    pub fn ran(&self, (since, until): (Timestamp, Timestamp)) -> BTreeMap<Lane, Ran> {
-        let mut all = BTreeMap::<Lane, Ran>::new();
-        for thread in &*self.0 {
-            let kept = thread.lock().unwrap_or_else(PoisonError::into_inner);
-            for (lane, events) in &kept.lanes {
-                // They lie as they were told, which is as they ended but for what backends' clocks are off.
-                let new = events.iter().rev().take_while(|event| event.ended_at() >= since - AHEAD_MAX);
-                let ran = all.entry(*lane).or_default();
-                new.filter(|event| event.ended_at() >= since).for_each(|event| ran.absorb((since, until), event));
-            }
-        }
-        all
     }
 }
 

@@ -29,8 +29,10 @@ const MODELS_PER_PAGE: usize = 1_000;
 const PARTS: [&str; 3] = ["all", "members", "models"];
 /// Names of models that only one backend hosts which are told with it.
 const ONLY_HERE_NAMED: usize = 3;
-/// What GPUs ran is told of so long.
+/// What GPUs ran is told of so long,
 const RAN: Span = Span::from_millis(2_000);
+/// and worked out so often at most, for whoever looks and however many pages a cluster has.
+const RAN_EVERY: Span = Span::from_millis(250);
 /// Names of models that are told of a sub-cluster.
 const NAMED: usize = 3;
 
@@ -267,6 +269,8 @@ struct Told {
     snapshot: Arc<Snapshot>,
     models: Vec<ModelName>,
     hosts: Hosts,
+    /// What GPUs ran until then.
+    ran: Option<(Timestamp, RanByLane)>,
 }
 
 impl Status {
@@ -298,9 +302,12 @@ impl Status {
             told.hosts = Hosts::of(&snapshot, told.models.len());
             told.snapshot = snapshot;
         }
-        let history = self.history.as_ref().filter(|_| asked.members.is_some());
-        let ran = history.map(|history| history.ran((era_now - RAN, era_now)));
-        let page = self.cut(told, &asked, (ran.as_ref(), (now - taken_at).as_millis_f64()));
+        // Another primary's clock may be behind.
+        let is_new = told.ran.as_ref().is_some_and(|(at, _)| (*at..*at + RAN_EVERY).contains(&era_now));
+        if let Some(history) = self.history.as_ref().filter(|_| asked.members.is_some() && !is_new) {
+            told.ran = Some((era_now, history.ran((era_now - RAN, era_now))));
+        }
+        let page = self.cut(told, &asked, (now - taken_at).as_millis_f64());
         let pages = page.pages;
         if page.page >= pages {
             return Err(format!("page: found {}, expected one below {pages}", page.page));
@@ -308,8 +315,9 @@ impl Status {
         Ok(serde_json::to_string(&page).expect("its keys are names") + "\n")
     }
 
-    fn cut(&self, told: &Told, asked: &Asked, (ran, age_ms): (Option<&RanByLane>, f64)) -> ClusterPage {
-        let Told { snapshot, models, hosts } = told;
+    fn cut(&self, told: &Told, asked: &Asked, age_ms: f64) -> ClusterPage {
+        let Told { snapshot, models, hosts, ran } = told;
+        let ran = ran.as_ref().map(|(_, ran)| ran);
         let frontends = asked.members(snapshot.frontends.iter(), |frontend, matches| {
             matches(&frontend.name) || matches(word(frontend.state))
         });
@@ -356,7 +364,7 @@ impl Status {
     }
 }
 
-fn counts(Told { snapshot, models, hosts }: &Told) -> Counts {
+fn counts(Told { snapshot, models, hosts, .. }: &Told) -> Counts {
     let live = || snapshot.backends.iter().filter(|backend| is_live(backend));
     let gpus_serving = live().flat_map(|backend| &backend.gpus).filter(|gpu| gpu.is_usable && gpu.is_planned).count();
     Counts {

@@ -203,13 +203,23 @@ fn what_gpus_ran_lately_is_told_where_it_is_kept() {
     let told = || status(vec![backend(1, vec![gpu(0, [0]), gpu(1, [0])])], 0, 2);
     assert_eq!(page(&told(), "").backends[0].gpus[0].ran, None);
     let (history, at) = (History::new(1), |ms| Timestamp::ZERO + Span::from_millis(ms));
-    let (model, tasks, window) = (ModelId(1), 4, None);
-    let event = Event::Batch { model, tasks, window, started_at: at(4_500), finished_at: at(5_000) };
+    let batch = |started_at, finished_at| {
+        let (model, tasks, window) = (ModelId(1), 4, None);
+        Event::Batch { model, tasks, window, started_at, finished_at }
+    };
     let lane = Lane { backend: BackendId(1), gpu: 1 };
-    history.recorder(ModelThreadId(0)).note(at(5_000), lane, event);
-    let text = told().with_history(Some(history)).page((Timestamp::ZERO, at(5_000)), "").unwrap();
-    let told: ClusterPage = serde_json::from_str(&text).unwrap();
-    let ran = |index: usize| told.backends[0].gpus[index].ran.clone().unwrap();
-    assert_eq!(ran(0), RanRow { busy: 0.0, model: None, batch: None });
-    assert_eq!(ran(1), RanRow { busy: 0.25, model: Some("m1".to_owned()), batch: Some(4) });
+    history.recorder(ModelThreadId(0)).note(at(5_000), lane, batch(at(4_500), at(5_000)));
+    let told = told().with_history(Some(history.clone()));
+    let ran = |now: Timestamp, index: usize| {
+        let text = told.page((Timestamp::ZERO, now), "").unwrap();
+        serde_json::from_str::<ClusterPage>(&text).unwrap().backends[0].gpus[index].ran.clone().unwrap()
+    };
+    assert_eq!(ran(at(5_000), 0), RanRow { busy: 0.0, model: None, batch: None });
+    let row = RanRow { busy: 0.25, model: Some("m1".to_owned()), batch: Some(4) };
+    assert_eq!(ran(at(5_000), 1), row);
+    // It is not worked out for each page, but anew after a while, and where the clock is another one.
+    history.recorder(ModelThreadId(0)).note(at(5_200), lane, batch(at(5_000), at(5_200)));
+    assert_eq!(ran(at(5_249), 1), row);
+    assert_eq!(ran(at(5_250), 1).busy, 0.35);
+    assert_eq!(ran(at(4_000), 1).busy, 0.0);
 }

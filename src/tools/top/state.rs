@@ -227,11 +227,11 @@ impl State {
 
     /// By what rows are sorted.
     pub(super) fn order(&self) -> &'static str {
-        self.order_of(self.view)
+        self.order_of(self.view())
     }
 
-    fn order_of(&self, view: usize) -> &'static str {
-        View::ALL[view].orders()[self.orders[view]]
+    fn order_of(&self, view: View) -> &'static str {
+        view.orders()[self.orders[view as usize]]
     }
 
     /// Rows above the first that is shown.
@@ -335,14 +335,15 @@ impl State {
         let backends = self.page().map_or(&[][..], |page| &page.backends);
         let busy = |&(place, index): &(usize, usize)| backends[place].gpus[index].ran.as_ref().map(|ran| ran.busy);
         gpus.sort_by(|one, other| {
-            let by_busy = if self.order_of(0) == "busy" { downwards(busy(one), busy(other)) } else { Ordering::Equal };
+            let by_busy =
+                if self.order_of(View::Gpus) == "busy" { downwards(busy(one), busy(other)) } else { Ordering::Equal };
             by_busy.then_with(|| backends[one.0].name.cmp(&backends[other.0].name)).then_with(|| one.cmp(other))
         });
         self.gpus = gpus;
     }
 
     fn sort_models(&mut self) {
-        let order = self.order_of(1);
+        let order = self.order_of(View::Models);
         let value = |model: &Model| {
             let rates = model.rates.as_ref()?;
             match order {
