@@ -47,6 +47,7 @@ async fn answer(desk: Rc<Desk>, infer: Infer) -> Result<Inferred, InferError> {
         known: None,
         choice: None,
         allow_default: false,
+        is_counted: true,
     };
     Ok(Inferred::of(&face, &submit(&desk, request)?.wait().await.result?))
 }

@@ -66,6 +66,8 @@ pub struct Request {
     pub choice: Option<Choice>,
     /// Whether it takes a default where there is no prediction of such models, or one in doubt.
     pub allow_default: bool,
+    /// Whether it counts as one for the ensemble, which what is mirrored does not.
+    pub is_counted: bool,
 }
 
 /// What makes one answer of several predictions.
@@ -143,7 +145,7 @@ pub struct Selected {
     pub is_doubted: bool,
     /// Whether the answer is the configured default.
     pub is_default: bool,
-    /// Those who were asked and had no time for it.
+    /// Those who were asked and had no time for it; where failures are passed over, those who failed, too.
     pub in_vain: Vec<usize>,
 }
 
@@ -225,9 +227,13 @@ struct Terms {
 /// # Errors
 /// If the ensemble or a member cannot be asked now, or never in time.
 pub fn submit(desk: &Rc<Desk>, request: Request) -> Result<Pending, InferError> {
-    let index = request.model.0;
+    let counted = request.is_counted.then_some(request.model.0);
     let begun = Pending::begin(desk, request);
-    let mut pending = begun.inspect_err(|error| desk.handle_refused(index, error))?;
+    let mut pending = begun.inspect_err(|error| {
+        if let Some(index) = counted {
+            desk.handle_refused(index, error);
+        }
+    })?;
     pending.act();
     Ok(pending)
 }
@@ -235,7 +241,7 @@ pub fn submit(desk: &Rc<Desk>, request: Request) -> Result<Pending, InferError> 
 impl Pending {
     fn begin(desk: &Rc<Desk>, request: Request) -> Result<Self, InferError> {
         let Request { model: (index, face), inputs, wanted, slo, waited, choice, allow_default, .. } = request;
-        let Request { priority, application, client, room, known, .. } = request;
+        let Request { priority, application, client, room, known, is_counted, .. } = request;
         let Executor::Ensemble(graph) = &face.executor else {
             return Err(InferError::Invalid(format!("model: found '{}', expected an ensemble", face.name)));
         };
@@ -288,7 +294,7 @@ impl Pending {
             Terms { rows, arrived, admitted, slo, priority, application, client, room, known, face: Rc::clone(&face) };
         Ok(Self {
             desk: Rc::clone(desk),
-            counted: Some(desk.count(index)),
+            counted: is_counted.then(|| desk.count(index)),
             way,
             members,
             request,

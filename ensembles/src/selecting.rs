@@ -26,7 +26,7 @@ pub(crate) struct Selecting {
     predictions: Vec<Option<Vec<Bytes>>>,
     /// Who failed.
     failed: Vec<(usize, InferError)>,
-    /// Who was asked and had no time for it.
+    /// As [`Selected::in_vain`].
     in_vain: Vec<usize>,
 }
 
@@ -85,13 +85,14 @@ impl Selecting {
         let is_enough = result.as_ref().is_ok_and(|prediction| match self.choice.order {
             Order::AtOnce => false,
             Order::UntilConfident => self.outputs.own_confidence(prediction) >= self.confidence,
-            Order::UntilAnswered => true,
+            Order::UntilAnswered | Order::OnFailure => true,
         });
         if self.vote.handle_end(step, is_enough) {
             match result {
                 Ok(prediction) => self.predictions[step] = Some(prediction),
                 Err(error) => {
-                    self.in_vain.extend(is_of_load(&error).then_some(step));
+                    let is_passed_over = self.choice.order == Order::OnFailure || is_of_load(&error);
+                    self.in_vain.extend(is_passed_over.then_some(step));
                     self.failed.push((step, error));
                 }
             }
@@ -105,7 +106,9 @@ impl Selecting {
         // One by one the last one's counts.
         let counted: Vec<usize> = match self.choice.order {
             Order::AtOnce => members.collect(),
-            Order::UntilConfident | Order::UntilAnswered => members.rfind(is_there).into_iter().collect(),
+            Order::UntilConfident | Order::UntilAnswered | Order::OnFailure => {
+                members.rfind(is_there).into_iter().collect()
+            }
         };
         let weights: Vec<f64> = counted.iter().map(|&member| self.choice.weights[member]).collect();
         let predictions: Vec<_> = counted.iter().map(|&member| self.predictions[member].clone()).collect();

@@ -57,6 +57,8 @@ pub struct Choice {
     pub weights: Vec<f64>,
     /// How likely it was that the one is asked who is; 1 where all are.
     pub probability: f64,
+    /// Those who are given the request once it is answered, and whom nobody waits for.
+    pub mirrored: Vec<usize>,
 }
 
 /// Why feedback does not count.
@@ -95,20 +97,31 @@ impl Learner {
         let weights = self.weights();
         let alone = |at: usize, probability: f64| {
             let weights = (0..self.members).map(|member| f64::from(u8::from(member == at))).collect();
-            Choice { request, members: vec![at], order: Order::AtOnce, weights, probability }
+            let mirrored = Vec::new();
+            Choice { request, members: vec![at], order: Order::AtOnce, weights, probability, mirrored }
         };
-        let several = |from: usize, order, weights| Choice {
-            request,
-            members: (from..self.members).collect(),
-            order,
-            weights,
-            probability: 1.0,
+        let several = |from: usize, order, weights| {
+            let (members, mirrored) = ((from..self.members).collect(), Vec::new());
+            Choice { request, members, order, weights, probability: 1.0, mirrored }
         };
         match &self.policy {
             Policy::Static => alone(0, 1.0),
             Policy::Majority | Policy::Weighted(_) | Policy::Exp4(_) => several(0, Order::AtOnce, weights),
             Policy::Cascade => several(0, Order::UntilConfident, weights),
             Policy::Fallback => several(self.fallback.first(), Order::UntilAnswered, weights),
+            Policy::Canary(_) => {
+                let at = drawn(&weights, uniform(self.seed, request, 0));
+                // A version that fails leaves its requests to those that are meant to answer any.
+                let others = (0..self.members).filter(|other| *other != at && weights[*other] > 0.0);
+                let members = std::iter::once(at).chain(others).collect();
+                let (probability, order, mirrored) = (weights[at], Order::OnFailure, Vec::new());
+                Choice { request, members, order, weights, probability, mirrored }
+            }
+            Policy::Shadow(mirrored) => {
+                let is_mirrored = uniform(self.seed, request, 0) < *mirrored;
+                let mirrored = if is_mirrored { (1..self.members).collect() } else { Vec::new() };
+                Choice { mirrored, ..alone(0, 1.0) }
+            }
             Policy::Exp3(_) => {
                 let at = drawn(&weights, uniform(self.seed, request, 0));
                 alone(at, weights[at])
@@ -169,9 +182,11 @@ impl Learner {
     pub fn weights(&self) -> Vec<f64> {
         let even = || vec![1.0; self.members];
         let weights = match &self.policy {
-            Policy::Static => (0..self.members).map(|member| f64::from(u8::from(member == 0))).collect(),
+            Policy::Static | Policy::Shadow(_) => {
+                (0..self.members).map(|member| f64::from(u8::from(member == 0))).collect()
+            }
             Policy::Majority | Policy::Cascade => even(),
-            Policy::Weighted(weights) => weights.clone(),
+            Policy::Weighted(weights) | Policy::Canary(weights) => weights.clone(),
             Policy::Fallback => self.fallback.weights(),
             Policy::Exp3(learning) | Policy::Exp4(learning) => {
                 let logs: Vec<f64> = self.losses().into_iter().map(|(sum, _)| -learning.eta * sum).collect();

@@ -22,6 +22,9 @@ pub enum Order {
     /// One after another until one answers: each may take all but what the quickest of those after it needs, and is
     /// left out if it cannot answer so.
     UntilAnswered,
+    /// One after another until one answers: each may take all the time there is, so a later one is asked only if one
+    /// fails early.
+    OnFailure,
 }
 
 /// Of what the quickest member takes at least, what the ones before it leave of a request's time. One of them is given
@@ -146,7 +149,7 @@ impl Vote {
         }
         let end = self.end();
         match self.order {
-            Order::AtOnce => return end,
+            Order::AtOnce | Order::OnFailure => return end,
             Order::UntilAnswered => return before(end, reserve(self.waiting.iter())),
             Order::UntilConfident => (),
         }

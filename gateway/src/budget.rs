@@ -148,6 +148,13 @@ impl<C: Ord> Budget<C> {
 }
 
 impl Account {
+    /// Of what is no client's, whose numbers begin with 1: with a whole of its own.
+    #[must_use]
+    pub fn of_nobody(max: usize) -> Self {
+        let whole = Arc::clone(&Budget::<()>::new(max).whole);
+        Self(Arc::new(Held { id: AccountId(0), whole, held: AtomicUsize::new(0) }))
+    }
+
     /// A charge that holds nothing yet.
     #[must_use]
     pub fn charge(&self) -> Charge {

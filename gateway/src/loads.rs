@@ -52,6 +52,8 @@ pub(crate) struct Asked {
     pub(crate) with_dependents: bool,
     /// A configuration (JSON) instead of the repository's.
     config: Option<String>,
+    /// Those of an ensemble, instead of those that it has.
+    weights: Option<String>,
     /// By path.
     files: Vec<(String, Bytes)>,
 }
@@ -99,8 +101,13 @@ impl Parameters {
                 (ModelChange::Load, "config", _) => {
                     return Err(invalid("config", "something else", "a text: a model's configuration in JSON"));
                 }
+                (ModelChange::Load, "weights", Given::Text(weights)) => asked.weights = Some(weights),
+                (ModelChange::Load, "weights", _) => {
+                    let expected = "a text: a number for each step of an ensemble, with commas between";
+                    return Err(invalid("weights", "something else", expected));
+                }
                 (ModelChange::Load, other, given) => {
-                    let wrong = || invalid("parameters", excerpt(other), "config, or file:<version>/<file>");
+                    let wrong = || invalid("parameters", excerpt(other), "config, weights, or file:<version>/<file>");
                     let path = other.strip_prefix(FILE).ok_or_else(wrong)?;
                     let Given::File(bytes) = given else {
                         let expected = "with what is in the file: bytes in gRPC, base64 in JSON";
@@ -128,6 +135,22 @@ impl From<BTreeMap<String, ModelRepositoryParameter>> for Parameters {
 }
 
 impl Asked {
+    /// If it asks for other weights alone, it asks for the configuration that these make.
+    ///
+    /// # Errors
+    /// If they make none, or it asks for something else besides.
+    pub(crate) fn with_weights(
+        mut self,
+        configuration: impl FnOnce(&str) -> Result<String, InferError>,
+    ) -> Result<Self, InferError> {
+        let Some(weights) = self.weights.take() else { return Ok(self) };
+        if self.config.is_some() || !self.files.is_empty() {
+            return Err(invalid("weights", "it beside config or files", "it alone"));
+        }
+        self.config = Some(configuration(&weights)?);
+        Ok(self)
+    }
+
     /// What backends are to be told, and what holds the files that it names. They are written beside the caller's
     /// thread; until then `charge` is for their bytes in memory.
     ///
@@ -139,7 +162,7 @@ impl Asked {
         intake: Option<&Intake>,
         charge: Option<Charge>,
     ) -> Result<(Option<Brought>, Option<Held>), InferError> {
-        let Self { config, files, with_dependents: _ } = self;
+        let Self { config, files, .. } = self;
         let Some((first, _)) = files.first() else {
             return Ok((config.map(|config| Brought { config, files: None }), None));
         };

@@ -29,7 +29,7 @@ use proto::Span;
 use repository::Model;
 
 pub(crate) use counts::drop_reason;
-pub use selections::FeedbackOutcome;
+pub use selections::{Compared, FeedbackOutcome, ShadowOutcome, Took};
 pub use stages::{Stage, stages};
 pub(crate) use traffic::{PATH as TRAFFIC_PATH, Traffic};
 
@@ -253,6 +253,11 @@ impl Metrics {
     /// A request for models of one task has ended so.
     pub fn handle_selected(&self, ensemble: usize, selected: &Selected, is_answered: bool) {
         self.selections.handle_selected(ensemble, selected, is_answered);
+    }
+
+    /// A shadow of an ensemble has ended so.
+    pub fn handle_shadow(&self, ensemble: usize, member: usize, compared: Compared) {
+        self.selections.handle_shadow(ensemble, member, compared);
     }
 
     /// Feedback came to this.

@@ -13,7 +13,7 @@ use repository::Model;
 
 use crate::{
     config::MetricsConfig,
-    metrics::{FeedbackOutcome, Metrics, Reading, Refusals, Stage, Traces, Traffic},
+    metrics::{Compared, FeedbackOutcome, Metrics, Reading, Refusals, Stage, Traces, Traffic},
     statistics::Statistics,
 };
 
@@ -91,6 +91,11 @@ impl Record {
     /// A request for models of one task has ended so.
     pub fn handle_selected(&self, ensemble: usize, selected: &Selected, is_answered: bool) {
         self.metrics.handle_selected(ensemble, selected, is_answered);
+    }
+
+    /// A shadow of an ensemble has ended so.
+    pub fn handle_shadow(&self, ensemble: usize, member: usize, compared: Compared) {
+        self.metrics.handle_shadow(ensemble, member, compared);
     }
 
     /// Feedback came to this.

@@ -8,7 +8,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use frontend::{core::Core, desk::Desk, error::InferError, excerpt, models::ServedModel};
+use frontend::{
+    core::Core,
+    desk::Desk,
+    error::{InferError, invalid},
+    excerpt,
+    models::ServedModel,
+};
 use hyper::HeaderMap;
 use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_frontend::ModelState};
 use repository::{Configuration, Ensemble, Model, Tensor};
@@ -35,11 +41,14 @@ use crate::{
     trace_file::TraceFile,
 };
 
+use shadows::Shadows;
+
 pub(crate) use inference::no_room;
 pub use inference::{Answer, Arrival, Asker, Submitted, timing_text};
 
 mod cached;
 mod inference;
+mod shadows;
 
 /// Where Linux keeps POSIX shared memory.
 const SHARED_MEMORY_FOLDER: &str = "/dev/shm";
@@ -82,6 +91,7 @@ pub struct Service {
     ahead: Gates,
     /// What ensembles of models of one task have learned.
     pub selections: Selections,
+    shadows: Shadows,
     /// Answers that are kept.
     pub cache: Rc<Cache>,
     digester: Digester,
@@ -116,6 +126,7 @@ impl Service {
             pool: Pool::default(),
             ahead: Gates::default(),
             selections: Selections::new(0, 0, Span::ZERO),
+            shadows: Shadows::new(),
             cache: Cache::new(0),
             digester: Digester::new([0; 4]),
             tracer: RefCell::default(),
@@ -278,7 +289,7 @@ impl Service {
         if self.control_mode != ModelControlMode::Explicit {
             return Err(InferError::Invalid(NOT_EXPLICIT.to_owned()));
         }
-        let asked = parameters.asked(to, model)?;
+        let asked = parameters.asked(to, model)?.with_weights(|weights| self.with_weights(model, weights))?;
         if to == ModelChange::Load {
             check_loadable(model)?;
         }
@@ -291,6 +302,14 @@ impl Service {
             self.desk.change_model(to, member, None).await?;
         }
         Ok(())
+    }
+
+    /// The configuration that an ensemble has, with other weights.
+    fn with_weights(&self, model: &str, weights: &str) -> Result<String, InferError> {
+        let configuration = self.find(model, None)?.1.configuration.with_weights(weights);
+        let unweighted = || invalid("weights", excerpt(model), "an ensemble whose selection is weighted or canary");
+        let configuration = configuration.ok_or_else(unweighted)?;
+        Ok(serde_json::to_string(&configuration).expect("it has text for keys"))
     }
 
     /// Members of an ensemble, each once, that are not as this change would make them.

@@ -3,6 +3,9 @@
 
 use proto::Span;
 
+/// The key of weights, which clients may change while it is served.
+pub(crate) const WEIGHTS: &str = "weights";
+
 /// Who is asked, and what becomes of what they predict.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Selection {
@@ -40,6 +43,10 @@ pub enum Policy {
     Cascade,
     /// The first step, and a later one where it cannot answer in time.
     Fallback,
+    /// One at random, each as likely as its weight says (`weights`, as above).
+    Canary(Vec<f64>),
+    /// The first step; the others are given this part of what it has answered (`mirrored`), and nobody waits for them.
+    Shadow(f64),
 }
 
 /// How a policy learns from feedback.
@@ -88,6 +95,8 @@ impl Policy {
             Self::EpsilonGreedy(_) => "epsilon_greedy",
             Self::Cascade => "cascade",
             Self::Fallback => "fallback",
+            Self::Canary(_) => "canary",
+            Self::Shadow(_) => "shadow",
         }
     }
 
@@ -96,7 +105,13 @@ impl Policy {
     pub fn learning(&self) -> Option<&Learning> {
         match self {
             Self::Exp3(learning) | Self::Exp4(learning) | Self::EpsilonGreedy(learning) => Some(learning),
-            Self::Static | Self::Majority | Self::Weighted(_) | Self::Cascade | Self::Fallback => None,
+            Self::Static
+            | Self::Majority
+            | Self::Weighted(_)
+            | Self::Cascade
+            | Self::Fallback
+            | Self::Canary(_)
+            | Self::Shadow(_) => None,
         }
     }
 

@@ -38,6 +38,7 @@ fn write_repository(folder: &Path) {
     let same = tensor("output", "y", "UINT8", BYTES);
     let digest = tensor("output", "digest", "UINT64", 2);
     write("echo", [emulated, &input, &same, &quick].concat());
+    write("echo_next", [emulated, &input, &same, &quick].concat());
     write("digest", [emulated, &input, &digest, &quick].concat());
     let slow = parameters(&[("cost_fixed_ms", "1"), ("cost_per_task", "1"), ("alone_ms", "normal:20000:0")]);
     write("stuck", [emulated, &input, &same, &quick, &slow].concat());
@@ -59,6 +60,11 @@ fn write_repository(folder: &Path) {
     write("nested", [face, &image, &digest, &graph(&nested)].concat());
     let echoes = [echo("x", "t"), echo("t", "y")];
     write("echoes", [face, &input, &same, &graph(&echoes)].concat());
+    let versions = graph(&["echo", "echo_next"].map(|model| step(model, ("x", "x"), ("y", "y"))));
+    let rolled_out = parameters(&[("selection", "canary"), ("weights", "1, 0")]);
+    write("rolled_out", [face, &input, &same, &versions, &rolled_out].concat());
+    let mirrored = parameters(&[("selection", "shadow")]);
+    write("mirrored", [face, &input, &same, &versions, &mirrored].concat());
     write("circle", [face, &image, &digest, &graph(&[digested("digest", "digest")])].concat());
 }
 
@@ -71,6 +77,50 @@ fn body(number: usize, timeout_ms: u64) -> (String, Value) {
 
 fn infer(address: SocketAddr, model: &str, body: &str) -> (u16, Value) {
     exchange(address, "POST", &format!("/v2/models/{model}/infer"), body)
+}
+
+/// Who answers `rolled_out`, by either frontend.
+fn who_answers(up: &Up, expected: &str) -> bool {
+    let body = body(1, 30_000).0.replace("image", "x");
+    up.http.iter().all(|address| {
+        let (status, answer) = infer(*address, "rolled_out", &body);
+        assert_eq!(status, 200, "{answer}");
+        answer["parameters"]["members"] == expected
+    })
+}
+
+fn a_version_is_rolled_out_and_back(up: &Up) {
+    let load = |parameters: &Value| {
+        let body = json!({ "parameters": parameters }).to_string();
+        exchange(up.http[0], "POST", "/v2/repository/models/rolled_out/load", &body)
+    };
+    assert!(who_answers(up, "echo"), "what its configuration says");
+    let (status, text) = load(&json!({ "weights": "0, 1" }));
+    assert_eq!(status, 200, "{text}");
+    eventually("the other version by both frontends", || who_answers(up, "echo_next"));
+    for (wrong, expected) in [("1", "expected 2 numbers"), ("NaN, 1", "finite"), ("-1, 2", "none below 0")] {
+        let (status, text) = load(&json!({ "weights": wrong }));
+        assert!(status >= 400 && text["error"].as_str().unwrap().contains(expected), "{status} {text}");
+    }
+    let (status, text) = exchange(
+        up.http[0],
+        "POST",
+        "/v2/repository/models/chain/load",
+        &json!({ "parameters": { "weights": "1" } }).to_string(),
+    );
+    assert!(status == 400 && text["error"].as_str().unwrap().starts_with("weights: found chain, expected"), "{text}");
+    assert!(who_answers(up, "echo_next"));
+    let (status, text) = load(&json!({ "weights": "1, 0" }));
+    assert_eq!(status, 200, "{text}");
+    eventually("the first version by both frontends", || who_answers(up, "echo"));
+}
+
+fn a_shadow_is_compared(address: SocketAddr) {
+    let body = body(1, 30_000).0.replace("image", "x");
+    let (status, answer) = infer(address, "mirrored", &body);
+    assert!(status == 200 && answer["parameters"]["members"] == "echo", "{answer}");
+    let agreed = r#"downbeat_shadow_requests_total{member="echo_next",model="mirrored",outcome="agreed",version="1"}"#;
+    eventually("an answer that agrees", || metric(address, agreed) == Some(1.0));
 }
 
 fn change(address: SocketAddr, model: &str, to: &str) -> u16 {
@@ -96,11 +146,13 @@ fn ensembles_of_real_members() {
     write_repository(folder.path());
     let up = Up::start(2, "", &[3, 3], &format!("repository = {:?}\n{EAGER}", folder.path()));
     let [first, second] = up.http[..] else { panic!("two frontends") };
-    for name in ["chain", "diamond", "hangs", "echoes", "nested"] {
+    for name in ["chain", "diamond", "hangs", "echoes", "nested", "rolled_out", "mirrored"] {
         eventually("a ready ensemble", || up.http.iter().all(|address| is_told_ready(*address, name)));
     }
 
     answers_are_those_of_the_members(&up);
+    a_version_is_rolled_out_and_back(&up);
+    a_shadow_is_compared(first);
     programs_that_link_the_frontend_ask_them_too(&up, folder.path());
     let circle = exchange(first, "POST", "/v2/repository/index", "{}").1;
     let circle = circle.as_array().unwrap().iter().find(|model| model["name"] == "circle").unwrap().clone();

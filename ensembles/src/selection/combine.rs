@@ -86,6 +86,16 @@ impl Outputs {
         self.outputs.iter().zip(prediction).map(of_kind).fold(1.0, f64::min)
     }
 
+    /// Whether two predictions agree in all rows of all outputs.
+    #[must_use]
+    pub fn agree(&self, one: &[Bytes], other: &[Bytes]) -> bool {
+        let agree = |(kind, (one, other)): (&OutputKind, (&Bytes, &Bytes))| {
+            let rows = |data| <[u8]>::chunks(data, kind.row_bytes.max(1));
+            rows(one).zip(rows(other)).all(|(one, other)| kind.agrees(one, other))
+        };
+        self.fits(one) && self.fits(other) && self.outputs.iter().zip(one.iter().zip(other)).all(agree)
+    }
+
     /// Whether a prediction has all rows of all outputs.
     #[must_use]
     pub fn fits(&self, prediction: &[Bytes]) -> bool {

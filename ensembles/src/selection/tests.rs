@@ -188,3 +188,52 @@ fn a_seed_replays_and_another_differs() {
         assert!(drawn(policy, 7).iter().all(|members| *members == expected));
     }
 }
+
+#[test]
+fn a_canary_has_its_part_of_the_requests_and_fails_to_the_others() {
+    let chosen = |weights: &[f64], seed: u64| -> Vec<Choice> {
+        let mut learner = Learner::new(&selection(Policy::Canary(weights.to_vec()), seed), weights.len());
+        (0..10_000).map(|_| learner.select()).collect()
+    };
+    let choices = chosen(&[9.0, 1.0, 0.0], 3);
+    let parts = |at: usize| choices.iter().filter(|choice| choice.members[0] == at).count();
+    // Of 10,000 a standard deviation is 30.
+    assert!((880..=1_120).contains(&parts(1)) && parts(2) == 0, "{} {}", parts(0), parts(1));
+    for choice in &choices {
+        let expected = if choice.members[0] == 0 { [0, 1] } else { [1, 0] };
+        assert_eq!((&choice.members[..], choice.order), (&expected[..], Order::OnFailure), "nobody without a weight");
+        assert!((choice.probability - [0.9, 0.1][choice.members[0]]).abs() < 1e-12 && choice.mirrored.is_empty());
+    }
+    assert_eq!(choices, chosen(&[9.0, 1.0, 0.0], 3), "a seed replays");
+    assert_ne!(choices, chosen(&[9.0, 1.0, 0.0], 4));
+    // All that weigh nothing are out of it, as after a roll back.
+    assert!(chosen(&[5.0, 0.0, 0.0], 3).iter().all(|choice| choice.members == [0]));
+}
+
+#[test]
+fn a_part_of_the_requests_is_mirrored_and_the_first_step_answers_all() {
+    let mirrored = |part: f64| {
+        let mut learner = Learner::new(&selection(Policy::Shadow(part), 5), 3);
+        let choices = (0..10_000).map(|_| learner.select());
+        let check = |choice: &Choice| {
+            assert_eq!((&choice.members[..], &choice.weights[..]), (&[0][..], &[1.0, 0.0, 0.0][..]));
+            assert!(choice.mirrored.is_empty() || choice.mirrored == [1, 2]);
+        };
+        choices.inspect(check).filter(|choice| !choice.mirrored.is_empty()).count()
+    };
+    assert_eq!([mirrored(0.0), mirrored(1.0)], [0, 10_000]);
+    assert!((2_370..=2_630).contains(&mirrored(0.25)), "{}", mirrored(0.25));
+}
+
+#[test]
+fn predictions_agree_as_their_outputs_say() {
+    let of = |numbers: &[f32]| vec![Bytes::from(numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>())];
+    let within = outputs(Policy::Static, Agreement::Within(0.5), DataType::Fp32, 2, 2);
+    assert!(within.agree(&of(&[1.0, 2.0, 3.0, 4.0]), &of(&[1.5, 2.0, 3.0, 3.5])));
+    assert!(!within.agree(&of(&[1.0, 2.0, 3.0, 4.0]), &of(&[1.0, 2.0, 3.0, 4.6])));
+    assert!(!within.agree(&of(&[f32::NAN; 4]), &of(&[f32::NAN; 4])), "no number is near none");
+    assert!(!within.agree(&of(&[1.0, 2.0, 3.0, 4.0]), &of(&[1.0, 2.0])), "a row is missing");
+    let argmax = outputs(Policy::Static, Agreement::Argmax, DataType::Fp32, 2, 2);
+    assert!(argmax.agree(&of(&[1.0, 2.0, 9.0, 4.0]), &of(&[0.0, 0.1, 1.0, 0.0])));
+    assert!(!argmax.agree(&of(&[1.0, 2.0, 9.0, 4.0]), &of(&[0.0, 0.1, 1.0, 2.0])), "of one row another class");
+}

@@ -86,6 +86,22 @@ fn a_variant_that_has_no_time_is_followed_by_a_cheaper_one() {
 }
 
 #[test]
+fn who_fails_early_leaves_the_rest_of_the_time_to_another() {
+    let versions = || Vote::new(vec![(1, ms(30)), (0, ms(5))], Order::OnFailure, at(104), ms(2));
+    let mut vote = versions();
+    assert_eq!(vote.poll_action(at(0)), Some(Action::Ask { member: 1, until: at(100) }), "nothing is left for others");
+    assert_eq!(vote.poll_action(at(1)), None);
+    vote.handle_end(1, false);
+    assert_eq!(vote.poll_action(at(7)), Some(Action::Ask { member: 0, until: at(100) }));
+    vote.handle_end(0, true);
+    assert_eq!(vote.poll_action(at(9)), Some(Action::Close));
+    let mut vote = versions();
+    vote.poll_action(at(0));
+    vote.handle_end(1, true);
+    assert_eq!(vote.poll_action(at(50)), Some(Action::Close), "one answer is enough");
+}
+
+#[test]
 fn without_anybody_to_ask_it_is_over_at_once() {
     let mut vote = Vote::new(Vec::new(), Order::AtOnce, at(10), ms(1));
     assert_eq!([vote.poll_action(at(0)), vote.poll_action(at(0))], [Some(Action::Close), None]);
@@ -97,7 +113,9 @@ proptest! {
     #[test]
     fn it_closes_once(
         count in 0..6usize,
-        order in prop_oneof![Just(Order::AtOnce), Just(Order::UntilConfident), Just(Order::UntilAnswered)],
+        order in prop_oneof![
+            Just(Order::AtOnce), Just(Order::UntilConfident), Just(Order::UntilAnswered), Just(Order::OnFailure),
+        ],
         events in proptest::collection::vec((0..7usize, any::<bool>(), 0..9i64), 0..20),
     ) {
         let members = (0..count).map(|member| (member, ms(1))).collect();

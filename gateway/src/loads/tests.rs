@@ -35,6 +35,7 @@ async fn json_and_grpc_say_the_same() {
         Asked {
             with_dependents: false,
             config: Some("{}".into()),
+            weights: None,
             files: vec![file("1/labels.txt", ""), file("1/model.onnx", "one")]
         }
     );
@@ -90,12 +91,28 @@ async fn files_that_cannot_be_used_are_refused_as_triton_says_it() {
         let error = asked(&json!({ "config": json })).unwrap_err();
         assert_eq!(error, "config: found something else, expected a text: a model's configuration in JSON");
         let error = asked(&json!({ "other": json })).unwrap_err();
-        assert_eq!(error, "parameters: found other, expected config, or file:<version>/<file>");
+        assert_eq!(error, "parameters: found other, expected config, weights, or file:<version>/<file>");
     }
     let unload = |json| read(&json).unwrap().asked(ModelChange::Unload, "m").map_err(|error| error.to_string());
     assert!(unload(json!({ "parameters": { "unload_dependents": true } })).is_ok());
     let error = unload(json!({ "parameters": { "file:1/a": "eA==" } })).unwrap_err();
     assert_eq!(error, "parameters: found file:1/a, expected unload_dependents");
+}
+
+#[test]
+fn other_weights_are_a_configuration_and_come_alone() {
+    let told = |json: &serde_json::Value| {
+        asked(json)?.with_weights(|weights| Ok(format!("with {weights}"))).map_err(|error| error.to_string())
+    };
+    assert_eq!(told(&json!({ "weights": "1,0" })).unwrap().config, Some("with 1,0".to_owned()));
+    assert_eq!(told(&json!({})).unwrap().config, None, "what the repository says");
+    assert!(told(&json!({ "weights": [1, 0] })).unwrap_err().starts_with("weights: found something else, expected a"));
+    for besides in ["config", "file:1/a"] {
+        let error = told(&json!({ "weights": "1,0", besides: "eA==" })).unwrap_err();
+        assert_eq!(error, "weights: found it beside config or files, expected it alone");
+    }
+    let refused = asked(&json!({ "weights": "1" })).unwrap().with_weights(|_| Err(InferError::NotFound("m".into())));
+    assert_eq!(refused, Err(InferError::NotFound("m".into())));
 }
 
 #[test]

@@ -26,10 +26,15 @@ pub(super) fn label(name: &str, value: &str) -> LabelPair {
 }
 
 pub(super) fn counter(labels: Vec<LabelPair>, count: u64) -> Metric {
-    let mut value = Counter::default();
-    value.set_value(count as f64);
+    sum(labels, count as f64)
+}
+
+/// A counter of something that has parts.
+pub(super) fn sum(labels: Vec<LabelPair>, value: f64) -> Metric {
+    let mut counter = Counter::default();
+    counter.set_value(value);
     let mut metric = Metric::from_label(labels);
-    metric.set_counter(value);
+    metric.set_counter(counter);
     metric
 }
 

@@ -13,10 +13,11 @@ use prometheus::{
     core::{Collector, Desc, Describer as _},
     proto::{LabelPair, Metric, MetricFamily, MetricType},
 };
+use proto::Span;
 
 use super::{
     models::OTHERS,
-    register::{counter, family, gauge, label, registered},
+    register::{counter, family, gauge, label, registered, sum},
 };
 
 const USED: (&str, &str) =
@@ -29,7 +30,13 @@ const DOUBTED: (&str, &str) =
     ("downbeat_selection_doubted_total", "Answers whose confidence was below what the configuration asks for");
 const DEFAULTS: (&str, &str) = ("downbeat_selection_defaults_total", "Answers that were the configured default");
 const FEEDBACK: (&str, &str) = ("downbeat_feedback_total", "Feedback, by what became of it");
-const ALL: [(&str, &str); 6] = [USED, MISSING, WEIGHT, DOUBTED, DEFAULTS, FEEDBACK];
+const SHADOW: (&str, &str) =
+    ("downbeat_shadow_requests_total", "Requests that were mirrored to a shadow, by what became of them there");
+const SHADOW_SECONDS: (&str, &str) = (
+    "downbeat_shadow_seconds_total",
+    "Time of mirrored requests that both answered, at the first step and at the shadow",
+);
+const ALL: [(&str, &str); 8] = [USED, MISSING, WEIGHT, DOUBTED, DEFAULTS, FEEDBACK, SHADOW, SHADOW_SECONDS];
 
 /// What became of feedback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +76,51 @@ impl FeedbackOutcome {
     }
 }
 
+/// What became of a request that was mirrored to a shadow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShadowOutcome {
+    /// Its answer agrees with the first step's.
+    Agreed,
+    /// It does not.
+    Disagreed,
+    /// It has none.
+    Failed,
+    /// It had none when nobody waited any more.
+    Late,
+    /// It was not asked: there was no room.
+    Skipped,
+}
+
+impl ShadowOutcome {
+    const ALL: [&str; 5] = ["agreed", "disagreed", "failed", "late", "skipped"];
+}
+
+/// Where the time of a step's request went.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Took {
+    /// From when it was asked to its answer.
+    pub total: Span,
+    /// On a GPU, with the batch that it was in.
+    pub execution: Span,
+}
+
+/// How a shadow did beside the first step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compared {
+    /// What became of its request.
+    pub outcome: ShadowOutcome,
+    /// The first step's times and its own, if both ran.
+    pub took: Option<(Took, Took)>,
+}
+
+impl Compared {
+    /// Without times.
+    #[must_use]
+    pub fn of(outcome: ShadowOutcome) -> Self {
+        Self { outcome, took: None }
+    }
+}
+
 /// What ensembles have counted, by index in the model table.
 #[derive(Clone)]
 pub(super) struct SelectionMetrics {
@@ -84,9 +136,18 @@ struct Row {
     used: Vec<u64>,
     missing: Vec<u64>,
     weights: Vec<f64>,
+    shadows: Vec<Shadow>,
     doubted: u64,
     defaults: u64,
     feedback: [u64; FeedbackOutcome::ALL.len()],
+}
+
+/// What was mirrored to one member.
+#[derive(Default, Clone)]
+struct Shadow {
+    outcomes: [u64; ShadowOutcome::ALL.len()],
+    /// Of the first step, and of the shadow.
+    took: [Took; 2],
 }
 
 impl SelectionMetrics {
@@ -102,7 +163,8 @@ impl SelectionMetrics {
         let row = rows.entry(index).or_default();
         if row.members != members {
             let (used, missing) = (vec![0; members.len()], vec![0; members.len()]);
-            *row = Row { members: members.to_vec(), used, missing, ..row.without_members() };
+            let shadows = vec![Shadow::default(); members.len()];
+            *row = Row { members: members.to_vec(), used, missing, shadows, ..row.without_members() };
         }
         row.weights = weights.to_vec();
     }
@@ -115,7 +177,7 @@ impl SelectionMetrics {
             // One by one those who come later need not be asked.
             let is_missing = match selected.choice.order {
                 Order::AtOnce => selected.predictions[member].is_none(),
-                Order::UntilConfident | Order::UntilAnswered => selected.in_vain.contains(&member),
+                Order::UntilConfident | Order::UntilAnswered | Order::OnFailure => selected.in_vain.contains(&member),
             };
             row.missing.get_mut(member).into_iter().for_each(|count| *count += u64::from(is_missing));
         }
@@ -125,6 +187,16 @@ impl SelectionMetrics {
             }
             row.doubted += u64::from(selected.is_doubted);
             row.defaults += u64::from(selected.is_default);
+        }
+    }
+
+    /// A shadow has ended so.
+    pub(super) fn handle_shadow(&self, index: usize, member: usize, compared: Compared) {
+        let mut rows = self.lock();
+        let Some(shadow) = rows.entry(index).or_default().shadows.get_mut(member) else { return };
+        shadow.outcomes[compared.outcome as usize] += 1;
+        if let Some((main, own)) = compared.took {
+            shadow.took.iter_mut().zip([main, own]).for_each(|(sum, took)| sum.add(took));
         }
     }
 
@@ -145,6 +217,35 @@ impl SelectionMetrics {
     }
 }
 
+impl Took {
+    fn add(&mut self, other: Self) {
+        self.total += other.total;
+        self.execution += other.execution;
+    }
+}
+
+impl Shadow {
+    fn absorb(&mut self, other: &Self) {
+        self.outcomes.iter_mut().zip(other.outcomes).for_each(|(sum, count)| *sum += count);
+        self.took.iter_mut().zip(other.took).for_each(|(sum, took)| sum.add(took));
+    }
+
+    fn told_outcomes(&self) -> [(Vec<LabelPair>, f64); ShadowOutcome::ALL.len()] {
+        std::array::from_fn(|at| (vec![label("outcome", ShadowOutcome::ALL[at])], self.outcomes[at] as f64))
+    }
+
+    fn told_seconds(&self) -> [(Vec<LabelPair>, f64); 4] {
+        let [main, own] = self.took;
+        let spans = [
+            ("main", "execution", main.execution),
+            ("main", "total", main.total),
+            ("shadow", "execution", own.execution),
+            ("shadow", "total", own.total),
+        ];
+        spans.map(|(of, part, span)| (vec![label("of", of), label("part", part)], span.as_secs_f64()))
+    }
+}
+
 impl Row {
     /// What an ensemble keeps when its members are others.
     fn without_members(&self) -> Self {
@@ -155,7 +256,9 @@ impl Row {
     fn absorb(&mut self, other: &Self) {
         if self.members.is_empty() {
             (self.members, self.used, self.missing) = (vec![String::new()], vec![0], vec![0]);
+            self.shadows = vec![Shadow::default()];
         }
+        other.shadows.iter().for_each(|shadow| self.shadows[0].absorb(shadow));
         self.used[0] += other.used.iter().sum::<u64>();
         self.missing[0] += other.missing.iter().sum::<u64>();
         self.doubted += other.doubted;
@@ -172,6 +275,21 @@ impl Row {
         let (model, version) = self.labels();
         let labels = |name: &String| vec![label("member", name), model.clone(), version.clone()];
         self.members.iter().enumerate().map(|(at, name)| of(at, labels(name))).collect()
+    }
+
+    /// Of members that anything was mirrored to.
+    fn of_shadows<const N: usize>(&self, of: impl Fn(&Shadow) -> [(Vec<LabelPair>, f64); N]) -> Vec<Metric> {
+        let (model, version) = self.labels();
+        let shadows =
+            self.members.iter().zip(&self.shadows).filter(|(_, shadow)| shadow.outcomes.iter().any(|count| *count > 0));
+        let told = |(name, shadow): (&String, &Shadow)| {
+            of(shadow).map(|(mut labels, value)| {
+                labels.extend([label("member", name), model.clone(), version.clone()]);
+                labels.sort_by(|one, other| one.name().cmp(other.name()));
+                sum(labels, value)
+            })
+        };
+        shadows.flat_map(told).collect()
     }
 
     fn of_all(&self, count: u64) -> Metric {
@@ -212,6 +330,8 @@ impl Collector for SelectionMetrics {
             (DOUBTED, MetricType::COUNTER, all(&|row| vec![row.of_all(row.doubted)])),
             (DEFAULTS, MetricType::COUNTER, all(&|row| vec![row.of_all(row.defaults)])),
             (FEEDBACK, MetricType::COUNTER, all(&Row::of_feedback)),
+            (SHADOW, MetricType::COUNTER, all(&|row| row.of_shadows(Shadow::told_outcomes))),
+            (SHADOW_SECONDS, MetricType::COUNTER, all(&|row| row.of_shadows(Shadow::told_seconds))),
         ];
         let families = families.into_iter().map(|(named, kind, metrics)| family(named, kind, metrics));
         families.filter(|family| !family.get_metric().is_empty()).collect()

@@ -118,6 +118,7 @@ impl Terms {
             known,
             choice,
             allow_default,
+            is_counted: true,
         };
         PreparedEnsemble { id, request, outputs, parts }
     }

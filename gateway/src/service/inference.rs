@@ -15,7 +15,7 @@ use frontend::{
 use proto::{Epoch, Span, Timestamp};
 use repository::Model;
 
-use super::{Service, cached::ClientAsks};
+use super::{Service, cached::ClientAsks, shadows::Mirrored};
 use crate::{
     access::Client,
     ahead::Ahead,
@@ -67,6 +67,8 @@ pub struct Submitted<'a> {
     asking: Option<ClientAsks>,
     /// If it was submitted before its pictures were decoded.
     ahead: Option<Ahead>,
+    /// What others are asked once it is answered.
+    mirrored: Option<Mirrored>,
     model: Rc<Model>,
     id: Option<String>,
     outputs: Vec<OutputChoice>,
@@ -94,7 +96,7 @@ enum UnderWay {
 
 /// Memory for what goes between the steps of an ensemble. It holds the request's bytes as well, which steps take that
 /// come later.
-struct Between(Charge, Pool);
+pub(super) struct Between(pub(super) Charge, pub(super) Pool);
 
 impl Room for Between {
     fn take(&self, bytes: usize) -> Result<(), InferError> {
@@ -213,8 +215,9 @@ impl Service {
             let known = self.answers().known_to(charge);
             let client = Some(charge.account().id().into());
             let choice = self.selections.choose(&self.record, index, &model);
+            let mirrored = Mirrored::of(choice.as_ref(), (index, &model), terms.application(), &inputs, charge);
             let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room, known), choice);
-            self.submit_ensemble(prepared, arrival, trace)?
+            Submitted { mirrored, ..self.submit_ensemble(prepared, arrival, trace)? }
         } else {
             let mut prepared = terms.with(&model, index, inputs)?;
             prepared.checked.waited = waited;
@@ -286,6 +289,7 @@ impl Service {
             ago: ReceivedAgo { began: now - arrival.began, ended: now - arrival.received },
             asking: None,
             ahead: None,
+            mirrored: None,
             model,
             id,
             outputs,
@@ -373,7 +377,8 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, client, under_way, admitted_in, ago, asking, ahead, model, id, outputs, _parts } = self;
+        let Self { service, client, under_way, admitted_in, ago, asking, ahead, mirrored, .. } = self;
+        let Self { model, id, outputs, _parts, .. } = self;
         let Ended { result, steps, selected } = under_way.wait().await;
         match (asking, &result) {
             (Some(asking), Ok(reply)) => asking.answered(reply),
@@ -396,8 +401,11 @@ impl Submitted<'_> {
         let outcome = result.as_ref().map(|reply| (reply.timing, ago));
         let epochs = [admitted_in, service.epoch()];
         let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome, &steps);
-        let parameters = selected.map(|selected| service.told_of(client, &model, &result, &selected));
+        let parameters = selected.as_ref().map(|selected| service.told_of(client, &model, &result, selected));
         let reply = result?;
+        if let (Some(mirrored), Some(selected)) = (mirrored, selected) {
+            service.shadows.begin(&service.means(), mirrored, (reply.rows, &steps, &selected));
+        }
         protocol::check_classes(&model, &outputs, &reply)?;
         for OutputChoice { index, form, classes: _ } in &outputs {
             if let OutputForm::Region(part) = form {

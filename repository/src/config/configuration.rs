@@ -16,6 +16,7 @@ use crate::{
     emulated::UnequalTimes,
     error::RepositoryError,
     model::{ENSEMBLE, ONNX},
+    selection::WEIGHTS,
 };
 
 /// An `inference.ModelConfig`. Serialises as Triton writes it in JSON: fields by their own names, enumerations by
@@ -100,6 +101,16 @@ impl Configuration {
         self.unequal_times.as_ref()
     }
 
+    /// The same with other weights (`weights`, as text), if it has any: those of an ensemble of models of one task.
+    #[must_use]
+    pub fn with_weights(&self, weights: &str) -> Option<Self> {
+        let mut configuration = self.clone();
+        let parameters = configuration.message.get_field_by_name_mut("parameters").and_then(Value::as_map_mut)?;
+        let parameter = parameters.get_mut(&MapKey::String(WEIGHTS.to_owned())).and_then(Value::as_message_mut)?;
+        parameter.set_field_by_name("string_value", Value::String(weights.to_owned()));
+        (text(&self.message, "platform") == ENSEMBLE).then_some(configuration)
+    }
+
     /// The message, encoded as protobuf.
     #[must_use]
     pub fn encoded(&self) -> Vec<u8> {
@@ -148,6 +159,11 @@ impl Serialize for Configuration {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         Told::Message(&self.message).serialize(serializer)
     }
+}
+
+/// A message as clients are told it.
+pub(super) fn told(message: &DynamicMessage) -> serde_json::Value {
+    serde_json::to_value(Told::Message(message)).expect("it has text for keys")
 }
 
 /// A value with what its field says about it.

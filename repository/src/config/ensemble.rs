@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use prost_reflect::{DynamicMessage, MapKey, Value};
 
 use crate::{
-    config::file::{ConfigFile, get, text},
+    config::{
+        configuration::told,
+        file::{ConfigFile, get, text},
+    },
     ensemble::{Ensemble, EnsembleStep, STEPS_MAX},
     error::RepositoryError,
     model::ENSEMBLE,
@@ -41,7 +44,11 @@ impl ConfigFile<'_> {
     /// Whether a client's configuration has the graph that the model's own has, or none: whoever may have an ensemble
     /// asked has its members asked, so clients must not choose these.
     pub(super) fn check_graph(&self, own: &DynamicMessage) -> Result<(), RepositoryError> {
-        let graph = |message: &DynamicMessage| message.has_field_by_name(KEY).then(|| get(message, KEY));
+        // As clients are told it: what is said and what is left out may be the same.
+        let graph = |message: &DynamicMessage| {
+            let graph = message.has_field_by_name(KEY).then(|| get(message, KEY))?;
+            graph.as_message().map(told)
+        };
         match graph(&self.message) {
             Some(found) if graph(own).as_ref() != Some(&found) => Err(self.error(
                 KEY,

@@ -10,19 +10,20 @@ use crate::{
     ensemble::EnsembleStep,
     error::RepositoryError,
     model::ENSEMBLE,
-    selection::{Agreement, Learning, Policy, Selection},
+    selection::{Agreement, Learning, Policy, Selection, WEIGHTS},
     tensor::{DataType, Tensor},
 };
 
 /// The key that makes an ensemble one.
 const SELECTION: &str = "selection";
 /// Keys that mean something beside it, and for which policies; of no name: for all.
-const KEYS: [(&str, &[&str]); 9] = [
+const KEYS: [(&str, &[&str]); 10] = [
     ("confidence", &[]),
     ("reply_ms", &[]),
     ("slo_ms", &[]),
-    ("seed", &["exp3", "epsilon_greedy"]),
-    ("weights", &["weighted"]),
+    ("seed", &["exp3", "epsilon_greedy", "canary", "shadow"]),
+    (WEIGHTS, &["weighted", "canary"]),
+    ("mirrored", &["shadow"]),
     ("eta", &["exp3", "exp4"]),
     ("exploration", &["exp3"]),
     ("epsilon", &["epsilon_greedy"]),
@@ -31,8 +32,8 @@ const KEYS: [(&str, &[&str]); 9] = [
 /// The same, followed by the name of an output.
 const AGREEMENT: &str = "agreement:";
 const DEFAULT: &str = "default:";
-const POLICIES: &str =
-    "\"static\", \"majority\", \"weighted\", \"exp3\", \"exp4\", \"epsilon_greedy\", \"cascade\" or \"fallback\"";
+const POLICIES: &str = "\"static\", \"majority\", \"weighted\", \"exp3\", \"exp4\", \"epsilon_greedy\", \"cascade\", \
+                        \"fallback\", \"canary\" or \"shadow\"";
 const WINDOW_MAX: u64 = 1 << 32;
 
 impl ConfigFile<'_> {
@@ -90,6 +91,15 @@ impl ConfigFile<'_> {
             "epsilon_greedy" => Policy::EpsilonGreedy(learning(Learning::EPSILON_GREEDY, "epsilon")?),
             "cascade" => Policy::Cascade,
             "fallback" => Policy::Fallback,
+            "canary" => Policy::Canary(self.weights_of(steps.len())?),
+            "shadow" if steps.len() < 2 => {
+                return Err(self.error(
+                    "ensemble_scheduling.step",
+                    1,
+                    "at least 2: the one that answers, then shadows",
+                ));
+            }
+            "shadow" => Policy::Shadow(self.number("mirrored", 1.0, "0 to 1", is_part)?),
             other => return Err(self.error(SELECTION, format_args!("\"{other}\""), POLICIES)),
         })
     }
@@ -97,8 +107,8 @@ impl ConfigFile<'_> {
     /// One for each step.
     fn weights_of(&self, count: usize) -> Result<Vec<f64>, RepositoryError> {
         let expected = format!("{count} numbers, one for each step: finite, none below 0, some above");
-        let Some(found) = self.parameter("weights") else { return Err(self.error("weights", "none", expected)) };
-        let wrong = || self.error("weights", format_args!("\"{found}\""), &expected);
+        let Some(found) = self.parameter(WEIGHTS) else { return Err(self.error(WEIGHTS, "none", expected)) };
+        let wrong = || self.error(WEIGHTS, format_args!("\"{found}\""), &expected);
         let weights = numbers(&found).filter(|weights| weights.len() == count).ok_or_else(wrong)?;
         let sum: f64 = weights.iter().sum();
         let fits = weights.iter().all(|weight| *weight >= 0.0) && sum > 0.0 && sum.is_finite();

@@ -583,3 +583,21 @@ fn a_cheaper_variant_answers_what_the_best_cannot() {
         }
     }
 }
+
+/// A version that is mirrored all requests of another one, near that one's goodput alone.
+#[test]
+fn a_shadow_costs_nobody_a_deadline() {
+    let of =
+        |name: &str, keys: &str| format!("[[model]]\nname = \"{name}\"\nalpha_ms = 1.053\nbeta_ms = 5.072\n{keys}\n");
+    let main = format!("gpus = 8\n{}", of("main", "slo_ms = 25"));
+    let alone = workload(&main);
+    let mirrored = workload(&format!("{main}{}", of("shadow", "background = true")));
+    for seed in [11, 12] {
+        let on_time = |workload: &Workload, rate_rps: f64| {
+            let options = Options { policy: Policy::Downbeat, rate_rps, seconds: 10.0, seed };
+            run(workload, &options, &mut |_| (), &mut |_| ()).unwrap().models[0].on_time_fraction
+        };
+        let [alone, mirrored] = [on_time(&alone, 5_400.0), on_time(&mirrored, 2.0 * 5_400.0)];
+        assert!(alone > 0.99 && mirrored >= alone - 0.001, "{alone} {mirrored}");
+    }
+}

@@ -281,6 +281,98 @@ fn an_unloaded_variant_is_passed_over() {
     });
 }
 
+/// Lets the metrics' text be made anew.
+async fn metric_now(stream: &mut TcpStream, peer: &Peer, line: &str) -> Option<f64> {
+    // No text is as old as that.
+    peer.clock.set(peer.clock.get() + Span::from_millis(300));
+    metric(stream, line).await
+}
+
+#[test]
+fn a_version_that_cannot_answer_leaves_its_part_to_the_others() {
+    with(ensemble_of(&["absent", "double"], Policy::Canary(vec![1.0, 1.0]), None, 0.0), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        for _ in 0..20 {
+            let (parameters, data) = told(&ask(&mut stream, &vote_of("")).await);
+            assert_eq!((&parameters["members"], data), (&json!("double"), json!([2, 4, 6, 8])));
+        }
+        let count = async |stream: &mut TcpStream, family: &str, member: &str| {
+            let line = format!(r#"{family}{{member="{member}",model="vote",version="1"}}"#);
+            metric_now(stream, &peer, &line).await.unwrap()
+        };
+        let missing = count(&mut stream, "downbeat_selection_missing_total", "absent").await;
+        assert!((1.0..20.0).contains(&missing), "{missing}");
+        assert_eq!(count(&mut stream, "downbeat_selection_predictions_total", "double").await, 20.0);
+        assert_eq!(count(&mut stream, "downbeat_selection_weight", "absent").await, 0.5);
+        // Whom all leave says why.
+        peer.fates.borrow_mut().push_back(TORN);
+        let heard = ask(&mut stream, &vote_of("")).await;
+        assert!(matches!(heard.status, 500 | 503), "the last one's reason: {heard:?}");
+    });
+}
+
+fn shadow(outcome: &str) -> String {
+    let member = r#"member="double",model="vote""#;
+    format!(r#"downbeat_shadow_requests_total{{{member},outcome="{outcome}",version="1"}}"#)
+}
+
+#[test]
+fn what_is_mirrored_is_compared_and_answers_nobody() {
+    with(ensemble_of(&["double", "double"], Policy::Shadow(1.0), None, 0.0), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let outcomes = ["agreed", "disagreed", "failed", "failed"];
+        for (at, (fate, outcome)) in
+            [DOUBLED, OTHER, TORN, Fate::Drop(DropReason::QueueFull)].into_iter().zip(outcomes).enumerate()
+        {
+            peer.fates.borrow_mut().extend([DOUBLED, fate]);
+            let (parameters, data) = told(&ask(&mut stream, &vote_of("")).await);
+            assert_eq!((data, &parameters["members"]), (json!([2, 4, 6, 8]), &json!("double")));
+            let expected = outcomes[..=at].iter().filter(|other| **other == outcome).count() as f64;
+            while metric_now(&mut stream, &peer, &shadow(outcome)).await != Some(expected) {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(peer.submitted.get().0, 2 * (at + 1));
+        }
+        let seconds =
+            r#"downbeat_shadow_seconds_total{member="double",model="vote",of="shadow",part="total",version="1"}"#;
+        assert!(metric_now(&mut stream, &peer, seconds).await.is_some());
+        // A request without an answer is not mirrored.
+        peer.fates.borrow_mut().push_back(TORN);
+        let asked = peer.submitted.get().0;
+        assert_eq!((ask(&mut stream, &vote_of("")).await.status, peer.submitted.get().0), (500, asked + 1));
+        // The ensemble had five requests, none of which was its shadow's.
+        let stats = ask(&mut stream, &get_of("/v2/models/vote/stats")).await.json();
+        let stats = &stats["model_stats"][0]["inference_stats"];
+        assert_eq!([&stats["success"]["count"], &stats["fail"]["count"]], [&json!(4), &json!(1)]);
+    });
+}
+
+#[test]
+fn shadows_that_hang_keep_nobody_and_are_bounded() {
+    with(ensemble_of(&["double", "double"], Policy::Shadow(1.0), None, 0.0), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let mut skipped = 0.0;
+        for at in 1..=70 {
+            peer.fates.borrow_mut().extend([DOUBLED, Fate::Keep]);
+            told(&ask(&mut stream, &vote_of("")).await);
+            while peer.kept.borrow().len() as f64 + skipped < f64::from(at) {
+                skipped = metric_now(&mut stream, &peer, &shadow("skipped")).await.unwrap_or_default();
+            }
+            peer.fates.borrow_mut().clear();
+        }
+        let kept = peer.kept.borrow().len();
+        assert!((1..=64).contains(&kept), "{kept}");
+        peer.drop_kept();
+        while metric_now(&mut stream, &peer, &shadow("failed")).await != Some(kept as f64) {
+            tokio::task::yield_now().await;
+        }
+        told(&ask(&mut stream, &vote_of("")).await);
+        while metric_now(&mut stream, &peer, &shadow("agreed")).await != Some(1.0) {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
 fn learning() -> Policy {
     Policy::Exp4(Learning { eta: 0.5, exploration: 0.0, window: 80 })
 }

@@ -77,6 +77,9 @@ fn steps_that_make_the_same_are_models_of_one_task() {
     let learned = |of: &[(&str, &str)]| load(of, &pair(), "").unwrap().selection.unwrap().policy;
     assert_eq!(learned(&[("selection", "static")]), Policy::Static);
     assert_eq!(learned(&[("selection", "fallback")]), Policy::Fallback);
+    assert_eq!(learned(&[("selection", "canary"), ("weights", "1,0")]), Policy::Canary(vec![1.0, 0.0]));
+    assert_eq!(learned(&[("selection", "shadow")]), Policy::Shadow(1.0));
+    assert_eq!(learned(&[("selection", "shadow"), ("mirrored", "0.1")]), Policy::Shadow(0.1));
     let exp3 = learned(&[("selection", "exp3"), ("eta", "0.5"), ("window", "80"), ("seed", "7")]);
     assert_eq!(exp3, Policy::Exp3(Learning { eta: 0.5, exploration: 0.1, window: 80 }));
     let defaults = load(&[("selection", "static"), ("default:Y", "1, 2,3")], &pair(), "").unwrap();
@@ -108,19 +111,23 @@ fn what_is_wrong_names_the_key_and_what_was_found_and_expected() {
         (&[weighted, ("weights", "1e308, 1e308")], "weights: found \"1e308, 1e308\""),
         (
             &[majority, ("weights", "1, 1")],
-            "weights: found it beside \"majority\", expected it for a selection of weighted",
+            "weights: found it beside \"majority\", expected it for a selection of weighted, canary only",
         ),
         (
             &[majority, ("eta", "0.1")],
             "eta: found it beside \"majority\", expected it for a selection of exp3, exp4 only",
         ),
+        (&[("selection", "canary")], "weights: found none, expected 2 numbers, one for each step"),
+        (&[("selection", "canary"), ("weights", "0,0")], "weights: found \"0,0\", expected 2 numbers"),
+        (&[("selection", "shadow"), ("mirrored", "1.5")], "mirrored: found \"1.5\", expected 0 to 1"),
+        (&[("selection", "static"), ("mirrored", "1")], "mirrored: found it beside \"static\", expected it for"),
         (&[("selection", "exp3"), ("eta", "inf")], "eta: found \"inf\", expected above 0 and at most 10"),
         (&[("selection", "exp3"), ("exploration", "2")], "exploration: found \"2\", expected 0 to 1"),
         (&[("selection", "exp4"), ("window", "7")], "window: found \"7\", expected a whole number of requests, 8 to"),
         (&[("selection", "exp3"), ("seed", "x")], "seed: found \"x\", expected a whole number of 64 bits"),
         (
             &[("selection", "fallback"), ("weights", "1, 1")],
-            "weights: found it beside \"fallback\", expected it for a selection of weighted only",
+            "weights: found it beside \"fallback\", expected it for a selection of weighted, canary only",
         ),
         (&[majority, ("agreement:Z", "equal")], "agreement:Z: found no such output, expected one of: Y"),
         (&[majority, ("agreement:Y", "nearly")], "agreement:Y: found \"nearly\", expected \"equal\", \"argmax\" or"),
@@ -163,4 +170,10 @@ fn the_example_can_be_served() {
     assert_eq!((selection.policy.name(), &selection.agreements[..]), ("exp4", &[Agreement::Argmax][..]));
     assert_eq!(selection.defaults, Some(vec![[0.1f32.to_le_bytes(); 10].concat()]));
     assert_eq!(vote.labels[0].len(), 10, "those of the first step's output");
+}
+
+#[test]
+fn a_shadow_needs_somebody_to_follow() {
+    let error = load(&[("selection", "shadow")], &pair()[..1], "").unwrap_err();
+    assert!(error.contains("ensemble_scheduling.step: found 1, expected at least 2"), "{error}");
 }
