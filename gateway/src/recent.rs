@@ -1,6 +1,8 @@
 //! What became of the last requests, so that each can be explained: when it was queued, in which batch it ran, why
 //! then, and where, and under which primaries.
 
+mod page;
+
 use std::{collections::VecDeque, rc::Rc};
 
 use frontend::{InferError, excerpt, tasks::Timing};
@@ -8,6 +10,7 @@ use proto::{Epoch, Span, Timestamp};
 use serde_json::{Value, json};
 
 use crate::{access::Client, protocol};
+pub(crate) use page::PATH;
 
 /// Requests that are remembered: each with an id of at most [`protocol::ID_BYTES_MAX`] and an outcome of these, a few
 /// megabytes in all; with all the steps that ensembles may have, twenty more.
@@ -101,23 +104,29 @@ impl Recent {
             let expected = format!("a number ({known}) or an id of the last {REQUESTS_MAX} requests that have ended");
             InferError::NotFound(format!("request: found '{}', expected {expected}", excerpt(request)))
         })?;
-        let (mut epochs, model) = (ended.epochs.map(|epoch| epoch.to_string()).to_vec(), &*ended.model);
+        Ok(ended.explained())
+    }
+}
+
+impl Ended {
+    fn explained(&self) -> Value {
+        let (mut epochs, model) = (self.epochs.map(|epoch| epoch.to_string()).to_vec(), &*self.model);
         epochs.dedup();
-        let mut explained = json!({ "request": ended.number, "id": ended.id, "model": model, "epochs": epochs });
+        let mut explained = json!({ "request": self.number, "id": self.id, "model": model, "epochs": epochs });
         let fields = explained.as_object_mut().expect("it is one");
-        match &ended.outcome {
+        match &self.outcome {
             Ok((timing, ago)) if timing.is_of_cache() => fields.extend(explain_kept(timing, *ago)),
             Ok((timing, ago)) => fields.extend(explain(timing, *ago)),
             Err(error) => fields.extend([("outcome".to_owned(), json!(error))]),
         }
-        if !ended.steps.is_empty() {
-            if let Ok((timing, _)) = &ended.outcome {
+        if !self.steps.is_empty() {
+            if let Ok((timing, _)) = &self.outcome {
                 let why = format!("its steps were asked as is said of each; its answer came {}", in_time(timing));
                 fields.insert("why".to_owned(), json!(why));
             }
-            fields.insert("steps".to_owned(), ended.steps.iter().map(Step::explained).collect());
+            fields.insert("steps".to_owned(), self.steps.iter().map(Step::explained).collect());
         }
-        Ok(explained)
+        explained
     }
 }
 
@@ -226,7 +235,7 @@ mod tests {
 
     use super::*;
 
-    fn timing() -> Timing {
+    pub(super) fn timing() -> Timing {
         let ms = |ms: i64| 1_000_000 * ms + 500;
         let stamps = AnswerStamps {
             queued_at_ns: ms(1),
@@ -249,19 +258,19 @@ mod tests {
         }
     }
 
-    const AGO: ReceivedAgo = ReceivedAgo { began: Span(3_000_000), ended: Span(1_000_000) };
+    pub(super) const AGO: ReceivedAgo = ReceivedAgo { began: Span(3_000_000), ended: Span(1_000_000) };
 
     fn epochs(admitted: (u32, u16), ended: (u32, u16)) -> [Epoch; 2] {
         [admitted, ended].map(|(number, scheduler)| Epoch { number, scheduler })
     }
 
-    const ME: Client = Client::Certificate([1; 16]);
+    pub(super) const ME: Client = Client::Certificate([1; 16]);
 
     fn all(_: Client, _: &str) -> bool {
         true
     }
 
-    const ONE: [Epoch; 2] = [Epoch { number: 1, scheduler: 0 }; 2];
+    pub(super) const ONE: [Epoch; 2] = [Epoch { number: 1, scheduler: 0 }; 2];
 
     #[test]
     fn a_request_is_explained_by_its_number_or_its_id() {

@@ -23,6 +23,8 @@ VIEWS = ["cluster", "models"]
 # How old what is shown is said to be.
 AGE_S = "Number.parseFloat(document.getElementById('age').textContent.replace('Shown is how it was', ''))"
 LARGE = {"/v2/cluster": large.cluster, "/v2/traffic": large.traffic}
+REQUESTS = {"/debug/requests": large.requests}
+STAGES = ["receive", "preprocess", "submit", "defer", "queue", "grant", "fetch", "wait", "execute", "push"]
 
 
 @contextmanager
@@ -66,6 +68,74 @@ def real(browser, up):
     with browser.view(f"http://{host}:{port}/ui/") as view:
         ensure(view.page.url.endswith("/ui"), f"a slash leads to {view.page.url}")
         view.expect("#state").to_have_text("It answers.")
+
+
+def life(browser, up):
+    """one request's life: its stages as a picture and a table, its batch, and why then; by keyboard, at a frontend only"""
+    for _ in range(3):
+        up.infer()
+    host, port = up.models
+    for scheme in SCHEMES:
+        with browser.view(f"http://{host}:{port}/ui", color_scheme=scheme) as view:
+            view.expect("#to-requests").to_be_visible()
+            view.page.focus("#to-requests")
+            view.page.keyboard.press("Enter")
+            view.expect("#recent tbody").to_contain_text("digits")
+            view.expect("#life-why").to_have_text("Choose a request by its number.")
+            number = view.text("#recent tbody tr:first-child a")
+            view.page.focus("#recent tbody tr:first-child a")
+            view.page.keyboard.press("Enter")
+            view.expect("#life-title").to_have_text(f"The life of request {number}")
+            view.expect("#life-why").to_contain_text("so that its batch grows, to 1")
+            view.expect("#life-facts").to_contain_text("GPU0 of backend")
+            view.expect("#stages tbody th").to_have_text(STAGES)
+            view.expect("#life-picture rect").to_have_count(len(STAGES))
+            view.expect("#life-picture .window").to_have_count(1)
+            view.expect("#recent a[aria-current]").to_have_text(number)
+            ensure(view.page.evaluate("document.activeElement.textContent") == number, "a round takes the focus away")
+            view.axe(f"a request, {scheme}")
+            view.page.reload()
+            view.expect("#life-title").to_have_text(f"The life of request {number}")
+            # What is listed stays until others are wanted.
+            up.infer()
+            view.expect("#recent tbody tr:first-child a").to_have_text(number)
+            view.page.click("#requests-newest")
+            view.expect("#recent tbody tr:first-child a").not_to_have_text(number)
+            view.page.select_option("#requests-order", "slowest")
+            view.expect("#recent tbody").to_contain_text("digits")
+            view.page.fill("#requests-match", "a model that nobody has")
+            view.expect("#recent tbody").to_have_text("None that is asked for has ended.")
+            view.page.evaluate("location.hash = '#requests/999999999'")
+            view.expect("#life-why").to_have_text("It is not known, or not any more.")
+            view.expect("#life-part").to_be_hidden()
+    host, port = up.cluster
+    with browser.view(f"http://{host}:{port}/ui#requests") as view:
+        view.expect("#cluster").to_be_visible()
+        view.expect("#to-requests").to_be_hidden()
+
+
+def lives(browser, up):
+    """4,096 requests with names, reasons and steps that are markup, behind a proxy's prefix: text, and few elements"""
+    with front(up, answers=LARGE | REQUESTS) as proxy:
+        for scheme in SCHEMES:
+            with browser.view(proxy.url("prefix", "ui#requests/4"), color_scheme=scheme) as view:
+                view.expect("#recent tbody tr").to_have_count(20)
+                view.expect("#life-facts").to_contain_text(large.MARKUP[0])
+                view.expect("#life-why").to_contain_text(large.MARKUP[0])
+                view.expect("#steps tbody tr").to_have_count(20)
+                view.expect("#steps tbody tr:first-child th").to_have_text(large.MARKUP[3])
+                view.expect("#life-picture rect").to_have_count(len(STAGES))
+                view.axe(f"requests, {scheme}")
+                elements = view.page.evaluate("document.getElementsByTagName('*').length")
+                ensure(elements <= ELEMENTS_MAX, f"{elements} elements")
+                view.page.focus("#requests-pages button:last-child")
+                view.page.keyboard.press("Enter")
+                view.expect("#requests-pages").to_contain_text("page 2 of 205")
+                view.page.evaluate("location.hash = '#requests/6'")
+                view.expect("#life-why").to_contain_text(f"It was not answered: {large.MARKUP[1]}")
+                view.expect("#life-part").to_be_hidden()
+                view.axe(f"a request that failed, {scheme}")
+    return f"{elements} elements"
 
 
 def policy(browser, up):
@@ -295,4 +365,4 @@ def take_pictures(browser, up, folder):
         load.wait()
 
 
-ALL = [real, policy, many, bytes_a_second, viewers, gone, frontend_killed, hidden, token, keyboard]
+ALL = [real, life, lives, policy, many, bytes_a_second, viewers, gone, frontend_killed, hidden, token, keyboard]

@@ -120,3 +120,36 @@ def rates(requests):
     times = {"p50_ms": 8.125, "p99_ms": 19.75 + requests % 10, "batch": 7.5}
     counts = {"requests": requests, "good": requests * 0.95, "late": late, "missed": requests * 0.05}
     return counts | {"dropped": dropped} | times
+
+
+def request(number):
+    """Every third one failed."""
+    answered = None if number % 3 == 0 else 12.5 + number % 7
+    return {
+        "request": number,
+        "model": MODELS[number % len(MODELS)],
+        "took_ms": answered,
+        "batch": answered and 4,
+        "in_time": answered and number % 5 > 0,
+        "error": None if answered else MARKUP[1] * 20,
+    }
+
+
+def life(number):
+    """Of one that asked far more models than there can be steps."""
+    at = ["arrived", "received", "queued", "due", "granted", "planned", "fetched", "started", "finished", "answered"]
+    told = {"request": number, "model": MARKUP[0], "epochs": MARKUP[:2]}
+    if number % 3 == 0:
+        return told | {"outcome": MARKUP[1] * 20}
+    step = {"model": MARKUP[3], "why": MARKUP[2], "microseconds_since_arrival": {"asked": 1.5, "deadline": None}}
+    instants = {name: 1000 * place - 500 for place, name in enumerate(at)} | {"exec_at": 6400, "deadline": 9900}
+    batch = {"size": 4, "backend": 3, "gpu": 1}
+    why = MARKUP[0] + "w" * 5_000
+    return told | {"why": why, "batch": batch, "microseconds_since_admission": instants, "steps": [step] * 5_000}
+
+
+def requests(query):
+    rows, pages = cut([request(number) for number in range(4096, 0, -1)], query, int(query["rows"]))
+    chosen = int(query.get("request", 0))
+    here = {"page": int(query.get("page", 0)), "pages": pages, "last": 4096, "requests": 4096}
+    return here | {"rows": rows, "chosen": life(chosen) if 0 < chosen <= 4096 else None}

@@ -87,6 +87,23 @@ def python(binary: str) -> None:
         assert answer == [120], answer
 
 
+def notebook(binary: str) -> None:
+    """The same model by `downbeat.serve`, which finds the program that came with it."""
+    cell = """
+import json, urllib.request
+import downbeat
+with downbeat.serve("models") as server:
+    values = {"name": "values", "datatype": "FP32", "shape": [1, 16], "data": list(range(16))}
+    body = json.dumps({"inputs": [values]}).encode()
+    with urllib.request.urlopen(f"{server.url}/v2/models/sum/infer", body, timeout=30) as reply:
+        assert json.load(reply)["outputs"][0]["data"] == [120]
+assert "stopped" in repr(server), server
+"""
+    interpreter = os.path.join(os.path.dirname(binary), "python")
+    subprocess.run([interpreter, "-c", cell], check=True, timeout=300)
+    print("downbeat.serve: served, and ended in good order", flush=True)
+
+
 if __name__ == "__main__":
-    for check in demo, seven, python:
+    for check in demo, seven, python, notebook:
         check(os.path.abspath(sys.argv[1]))

@@ -15,6 +15,10 @@ const MEMBERS = 20;
 const MODELS = 30;
 const GPUS_SHOWN = 32;
 const LETTERS_MAX = 120;
+const REQUESTS = 20;
+const STEPS = 20;
+// Of why a request's life was as it was.
+const WHY_LETTERS_MAX = 600;
 
 const $ = (id) => document.getElementById(id);
 const at = (path) => new URL(path, new URL("../", import.meta.url));
@@ -26,22 +30,27 @@ const known = {
   cluster: null,
   hosted: null,
   traffic: null,
+  requests: null,
+  // The number of the request that was asked for with these.
+  chosen: "",
   // When the newest round was answered, on this page's clock, and how old it was then.
   toldAt: null,
   toldAgeMs: 0,
   error: null,
   failures: 0,
 };
-const asked = { members: 0, hosted: 0, traffic: 0 };
+const asked = { members: 0, hosted: 0, traffic: 0, requests: 0 };
+// The newest request that is listed: rows stay where they are until the user wants others.
+let until = null;
 let token = null;
 let timer = null;
 let round = null;
 
 // Texts and elements
 
-const cut = (text) => {
+const cut = (text, most = LETTERS_MAX) => {
   const whole = String(text ?? "–");
-  return whole.length > LETTERS_MAX ? `${whole.slice(0, LETTERS_MAX)}…` : whole;
+  return whole.length > most ? `${whole.slice(0, most)}…` : whole;
 };
 
 /** An element with these properties and children; strings are text. */
@@ -248,6 +257,115 @@ const showHosted = (page) => {
   pager("hosted-pages", "hosted", page, "models by where they are hosted");
 };
 
+// Instants of a request's life between which a stage is; colours are what kind of waiting it was.
+const STAGES = [
+  ["receive", "arrived", "received", "its bytes came in"],
+  ["preprocess", "received", "admitted", "it was read and checked"],
+  ["submit", "admitted", "queued", "the scheduler was told of it"],
+  ["defer", "queued", "due", "it was held back, so that its batch grows", "held"],
+  ["queue", "due", "granted", "its batch waited for a GPU", "held"],
+  ["grant", "granted", "planned", "the backend was told of the batch"],
+  ["fetch", "planned", "fetched", "the backend read the inputs"],
+  ["wait", "fetched", "started", "its batch waited for its window and for the batch before", "held"],
+  ["execute", "started", "finished", "the GPU ran its batch", "ran"],
+  ["push", "finished", "answered", "the outputs came back"],
+];
+const KEPT = [...STAGES.slice(0, 2), ["kept", "admitted", "answered", "its answer was looked up"]];
+
+/** Its stages in milliseconds since its arrival, and the two instants that are marked. */
+const lifeOf = (chosen) => {
+  const at = { admitted: 0, ...chosen.microseconds_since_admission };
+  const since = (instant) => (Number.isFinite(at[instant]) ? (at[instant] - number(at.arrived)) / 1000 : null);
+  const stages = (chosen.source === "cache" ? KEPT : STAGES)
+    .map(([name, from, to, what, kind]) => ({ name, from: since(from), to: since(to), what, kind: kind ?? "" }))
+    .filter(({ from, to }) => from !== null && to !== null);
+  return { stages, window: since("exec_at"), deadline: since("deadline"), answered: since("answered") };
+};
+
+const exactly = (value) => `${value.toFixed(3)} ms`;
+
+const showRequests = (page) => {
+  const rows = list(page.rows, REQUESTS);
+  const became = ({ error, in_time: inTime }) => {
+    if (typeof error === "string") return { text: cut(error), kind: "missed" };
+    return inTime ? { text: "answered in time", kind: "well" } : { text: "answered late", kind: "missed" };
+  };
+  const link = ({ request }) => {
+    const key = String(number(request));
+    return { key, make: () => el("a", { href: `#requests/${key}` }, key) };
+  };
+  const batch = ({ batch }) => (Number.isFinite(batch) ? String(batch) : "–");
+  const columns = [link, (row) => cut(row.model), (row) => ms(row.took_ms), batch, became];
+  fill("recent", rows, columns, "None that is asked for has ended.");
+  for (const one of $("recent").querySelectorAll("a")) {
+    if (one.textContent === chosenNumber()) one.setAttribute("aria-current", "true");
+    else one.removeAttribute("aria-current");
+  }
+  pager("requests-pages", "requests", page, "requests");
+  showLife(page.chosen);
+};
+
+const showLife = (found) => {
+  const wanted = chosenNumber();
+  const chosen = found && String(found.request) === wanted ? found : null;
+  const facts = chosen?.batch;
+  $("life-part").hidden = !chosen?.microseconds_since_admission;
+  $("steps-part").hidden = !Array.isArray(chosen?.steps);
+  setText($("life-title"), wanted ? `The life of request ${wanted}` : "One request’s life");
+  let why = "Choose a request by its number.";
+  if (chosen) why = chosen.why ? `${chosen.why}.` : `It was not answered: ${chosen.outcome}`;
+  else if (wanted) why = known.chosen === wanted ? "It is not known, or not any more." : "…";
+  setText($("life-why"), cut(why, WHY_LETTERS_MAX));
+  if (!$("steps-part").hidden) showSteps(list(chosen.steps, STEPS));
+  if ($("life-part").hidden) return;
+  const life = lifeOf(chosen);
+  pairs("life-facts", [
+    ["model", cut(chosen.model)],
+    ["tasks in its batch", facts ? String(number(facts.size)) : "–"],
+    ["GPU", facts ? `${number(facts.gpu)} of backend ${number(facts.backend)}` : "–"],
+    ["its window opened", life.window === null ? "–" : exactly(life.window)],
+    ["answered", exactly(number(life.answered))],
+    ["deadline", life.deadline === null ? "none" : exactly(life.deadline)],
+    ["epochs", list(chosen.epochs, 2).map((epoch) => cut(epoch)).join(", ")],
+  ]);
+  const took = ({ from, to }) => exactly(to - from);
+  fill("stages", life.stages, [(of) => of.name, (of) => exactly(of.from), took, (of) => of.what], "None is known.");
+  draw(life, wanted);
+};
+
+const showSteps = (steps) => {
+  const asked = ({ microseconds_since_arrival: since }) => exactly(number(since?.asked) / 1000);
+  const why = (step) => cut(step.why ?? step.outcome, WHY_LETTERS_MAX);
+  fill("steps", steps, [(step) => cut(step.model), asked, why], "None was asked.");
+};
+
+/** A bar for each stage, as wide as it took. The table beneath tells the same. */
+const draw = ({ stages, window, deadline, answered }, wanted) => {
+  const picture = $("life-picture");
+  const key = JSON.stringify([wanted, stages, window, deadline]);
+  if (picture.dataset.key === key) return;
+  picture.dataset.key = key;
+  const [left, width, row] = [80, 505, 16];
+  // A deadline far behind the answer would leave no room for what happened.
+  const end = 1.05 * Math.max(number(answered), ...stages.map(({ to }) => to), 1e-3);
+  const x = (value) => left + (width * Math.min(Math.max(value, 0), end)) / end;
+  const shape = (tag, attributes, ...children) => {
+    const made = document.createElementNS(picture.namespaceURI, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+    made.append(...children);
+    return made;
+  };
+  const bars = stages.flatMap(({ name, from, to, kind }, place) => [
+    shape("text", { x: 4, y: row * place + 15 }, name),
+    shape("rect", { class: kind, x: x(from), y: row * place + 5, width: Math.max(1, x(to) - x(from)), height: 12 }),
+  ]);
+  const mark = (value, kind) =>
+    value === null || value > end ? [] : [shape("line", { class: kind, x1: x(value), x2: x(value), y1: 0, y2: 170 })];
+  picture.replaceChildren(...bars, ...mark(window, "window"), ...mark(deadline, "deadline"));
+  const told = stages.map(({ name, from, to }) => `${name} ${exactly(to - from)}`).join(", ");
+  picture.setAttribute("aria-label", `Stages of request ${wanted}: ${told}`);
+};
+
 /** Buttons for the other pages; they stay the same elements. */
 const pager = (id, part, page, what) => {
   const place = $(id);
@@ -272,20 +390,25 @@ const pager = (id, part, page, what) => {
 
 // What is shown
 
+/** The number of the request that the address names, behind the view's name. */
+const chosenNumber = () => /^#requests\/(\d{1,15})$/.exec(location.hash)?.[1] ?? "";
+
 /** The view that the address names, or the one that there is. */
 const viewShown = () => {
   const has = { cluster: known.cluster !== false, models: known.traffic !== false || known.hosted !== false };
-  const wanted = location.hash === "#models" ? "models" : "cluster";
+  has.requests = known.requests !== false;
+  const wanted = ["models", "requests"].find((name) => location.hash.slice(1).split("/")[0] === name) ?? "cluster";
   if (has[wanted]) return wanted;
   return has.cluster ? "cluster" : has.models ? "models" : "absent";
 };
 
 const show = () => {
   const shown = viewShown();
-  for (const id of ["cluster", "models", "absent"]) $(id).hidden = id !== shown;
+  for (const id of ["cluster", "models", "requests", "absent"]) $(id).hidden = id !== shown;
   $("to-cluster").hidden = known.cluster === false;
   $("to-models").hidden = known.traffic === false && known.hosted === false;
-  for (const id of ["cluster", "models"]) {
+  $("to-requests").hidden = !known.requests;
+  for (const id of ["cluster", "models", "requests"]) {
     if (id === shown) $(`to-${id}`).setAttribute("aria-current", "page");
     else $(`to-${id}`).removeAttribute("aria-current");
   }
@@ -295,6 +418,7 @@ const show = () => {
   if (shown === "cluster" && known.cluster) showCluster(known.cluster);
   if (shown === "models" && known.traffic) showTraffic(known.traffic);
   if (shown === "models" && known.hosted) showHosted(known.hosted);
+  if (shown === "requests" && known.requests) showRequests(known.requests);
   const who = known.who && `${cut(known.who.role)} ${cut(known.who.name)}, release ${cut(known.who.version)}`;
   setText($("who"), who ?? "");
   document.title = who ? `${cut(known.who.name)} – downbeat` : "downbeat";
@@ -358,13 +482,19 @@ const read = async (answer) => {
 /** What the view needs: where each answer belongs, and how it is asked for. */
 const questions = () => {
   const match = (id) => ({ match: $(id).value });
-  const { members, hosted, traffic } = asked;
+  const { members, hosted, traffic, requests: of } = asked;
+  const last = until === null ? {} : { until };
+  const one = chosenNumber() ? { request: chosenNumber() } : {};
+  const order = $("requests-order").value;
   const all = {
     cluster: ["v2/cluster", { part: "members", rows: MEMBERS, page: members, ...match("members-match") }],
     hosted: ["v2/cluster", { part: "models", rows: MODELS, page: hosted, ...match("models-match") }],
+    requests: ["debug/requests", { rows: REQUESTS, page: of, order, ...match("requests-match"), ...last, ...one }],
     traffic: ["v2/traffic", { rows: MODELS, page: traffic, order: $("order").value, ...match("models-match") }],
   };
-  const wanted = { cluster: ["cluster"], models: ["traffic", "hosted"], absent: [] }[viewShown()];
+  const wanted = { cluster: ["cluster"], models: ["traffic", "hosted"], requests: ["requests"], absent: [] }[viewShown()];
+  // Whether there is that view at all.
+  if (known.requests === null && !wanted.includes("requests")) wanted.push("requests");
   return wanted.filter((name) => known[name] !== false).map((name) => [name, ...all[name]]);
 };
 
@@ -373,7 +503,7 @@ const askAll = async (signal) => {
   if (!who) throw new Refused("Nothing answers at its address.");
   known.who = who;
   // What is not told here may be, after it has been away: another release is there, or a proxy knows its way again.
-  if (known.failures) for (const name of ["cluster", "hosted", "traffic"]) known[name] ||= null;
+  if (known.failures) for (const name of ["cluster", "hosted", "traffic", "requests"]) known[name] ||= null;
   let [all, age, answered] = [bytes, 0, true];
   for (const [name, path, parameters] of questions()) {
     const found = await ask(path, parameters, signal);
@@ -386,6 +516,10 @@ const askAll = async (signal) => {
       continue;
     }
     known[name] = found.json;
+    if (name === "requests") {
+      known.chosen = parameters.request ?? "";
+      if (viewShown() === name && Number.isFinite(found.json.last)) until ??= found.json.last;
+    }
     age = Math.max(age, number(found.json && found.json.age_ms));
   }
   if (answered) [known.toldAt, known.toldAgeMs] = [performance.now(), age];
@@ -443,6 +577,12 @@ const typed = (...parts) => () => {
 $("members-match").addEventListener("input", typed("members"));
 $("models-match").addEventListener("input", typed("hosted", "traffic"));
 $("order").addEventListener("change", typed("traffic"));
+$("requests-match").addEventListener("input", typed("requests"));
+$("requests-order").addEventListener("change", typed("requests"));
+$("requests-newest").addEventListener("click", () => {
+  [until, asked.requests] = [null, 0];
+  askNow();
+});
 for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
 $("token-form").addEventListener("submit", () => {
   const found = $("token").value.trim();

@@ -14,14 +14,14 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 import numpy as np
 import pytest
 
-from downbeat import serve, tensors
+from downbeat import program, tensors
 from downbeat.channel import Channel
 
 AREA = 1 << 14
 
 
 class Backend:
-    """Runs `serve` on a thread for the model in `file`; without inputs it is asked for its configuration."""
+    """Runs `program` on a thread for the model in `file`; without inputs it is asked for its configuration."""
 
     def __init__(self, file: Path, inputs: Optional[list[dict]], outputs: list[dict], config: Optional[dict] = None, batched: bool = True, told: Callable[[dict], dict] = lambda change: {}):
         ours, theirs = socket.socketpair()
@@ -39,7 +39,7 @@ class Backend:
 
         def run() -> None:
             try:
-                self.code = serve.serve(channel)
+                self.code = program.serve(channel)
             finally:
                 theirs.close()
 

@@ -2,18 +2,19 @@
 //! but numpy, and speaks the protocol of this backend.
 
 /// What `python3 FILE` runs.
-const MAIN: &str = "from downbeat.serve import main\n\nmain()\n";
+const MAIN: &str = "from downbeat.program import main\n\nmain()\n";
 
 /// The package's files.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
     ("__main__.py", MAIN),
     ("downbeat/__init__.py", include_str!("../../../../clients/python/src/downbeat/__init__.py")),
     ("downbeat/model.py", include_str!("../../../../clients/python/src/downbeat/model.py")),
     ("downbeat/calls.py", include_str!("../../../../clients/python/src/downbeat/calls.py")),
     ("downbeat/channel.py", include_str!("../../../../clients/python/src/downbeat/channel.py")),
     ("downbeat/metrics.py", include_str!("../../../../clients/python/src/downbeat/metrics.py")),
-    ("downbeat/serve.py", include_str!("../../../../clients/python/src/downbeat/serve.py")),
+    ("downbeat/program.py", include_str!("../../../../clients/python/src/downbeat/program.py")),
     ("downbeat/triton.py", include_str!("../../../../clients/python/src/downbeat/triton.py")),
+    ("downbeat/up.py", include_str!("../../../../clients/python/src/downbeat/up.py")),
     ("downbeat/tensors.py", include_str!("../../../../clients/python/src/downbeat/tensors.py")),
 ];
 

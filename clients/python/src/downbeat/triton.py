@@ -16,7 +16,7 @@ import numpy as np
 from downbeat import calls, metrics
 from downbeat.channel import Answer, Failed
 from downbeat.model import Context
-from downbeat.serve import Group, done, reason_of
+from downbeat.program import Group, done, reason_of
 from downbeat.tensors import DTYPES, datatype_of, from_bytes, to_bytes
 
 _NAMES = {**{f"TYPE_{name}": dtype for name, dtype in DTYPES.items()}, "TYPE_STRING": np.object_}

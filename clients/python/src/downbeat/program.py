@@ -1,4 +1,4 @@
-"""What a backend starts to run a model in Python: `python3 -m downbeat.serve`, or the same out of the backend's binary."""
+"""What a backend starts to run a model in Python: `python3 -m downbeat.program`, or the same out of the backend's binary."""
 
 from __future__ import annotations
 
