@@ -1,5 +1,5 @@
-//! The last requests for whoever looks after the frontend: `GET /debug/requests` at its `[admin] http`, a page of them at
-//! a time, and one of them explained. What clients call their requests is theirs: no id is in it.
+//! The last requests for whoever looks after the frontend: `GET /debug/requests` at its `[admin] http`, a page of them
+//! at a time, and one of them explained. What clients call their requests is theirs: no id is in it.
 
 use std::cmp::Reverse;
 

@@ -595,7 +595,7 @@ fn a_shadow_costs_nobody_a_deadline() {
     for seed in [11, 12] {
         let on_time = |workload: &Workload, rate_rps: f64| {
             let options = Options { policy: Policy::Downbeat, rate_rps, seconds: 10.0, seed };
-            run(workload, &options, &mut |_| (), &mut |_| ()).unwrap().models[0].on_time_fraction
+            run(workload, &options, &mut |_| (), &mut |_| ()).unwrap().models[0].figures.on_time_fraction
         };
         let [alone, mirrored] = [on_time(&alone, 5_400.0), on_time(&mirrored, 2.0 * 5_400.0)];
         assert!(alone > 0.99 && mirrored >= alone - 0.001, "{alone} {mirrored}");
