@@ -14,7 +14,6 @@ pub mod advice;
 pub mod cluster;
 pub mod config;
 pub mod control;
-pub mod doorbell;
 pub mod dynamic;
 pub mod estimates;
 pub mod free_times;
@@ -50,7 +49,6 @@ pub mod trace;
 /// Models that a scheduler keeps track of.
 pub const MODELS_MAX: usize = 65_536;
 
-pub use doorbell::Doorbell;
 pub use estimates::{Estimates, Learning, ProfileChange};
 pub use messages::{Background, Candidate, GpuUpdate, Grant, NetworkBudget, Price, Traffic, Whereabouts};
 pub use model_thread::ModelThread;
@@ -58,4 +56,5 @@ pub use planner::{Planner, PlannerOutput};
 pub use policy::{Policy, Tuning};
 pub use predictions::{Predicted, Predictions};
 pub use rank_thread::RankThread;
+pub use spsc::Doorbell;
 pub use task::{Batch, GpuMemory, LoadEnd, ModelConfig, Task, Weights};

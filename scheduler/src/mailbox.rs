@@ -1,37 +1,18 @@
-//! Mailboxes between one ModelThread and the RankThread: no locks, and neither side ever waits.
+//! Mailboxes between one ModelThread and the RankThread: no locks, and neither side ever waits ([`spsc`]).
 //!
-//! Candidates go through one latest-value slot per model and a queue of the models whose slot changed, so a thousand
-//! updates between two looks cost the RankThread one; so it is with what waits without an objective. Grants and what
-//! becomes of GPUs must all arrive: they go through rings, and what a ring has no room for waits on its sender's side,
-//! in order.
-//!
-//! A slot is a sequence lock whose words are atomics (Boehm, "Can seqlocks get along with programming language memory
-//! models?", MSPC 2012), so no `unsafe` is needed. Checked with loom, with controls that must fail (`loom_tests.rs`).
+//! Candidates are latest values, of which only the newest counts; so is what waits without an objective. Grants and
+//! what becomes of GPUs must all arrive: they go through rings. What a ring has no room for is bounded by what may be
+//! under way, as every grant and every plan takes a model or a GPU with it.
 
-use std::collections::VecDeque;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use proto::{GpuId, ModelId, Span, Timestamp};
-#[cfg(not(interleavings))]
-use rtrb::{Consumer, Producer, RingBuffer};
+use spsc::{LatestReader, LatestWriter, Receiver, Sender, latest, ring};
 
 use crate::messages::{Background, Candidate, GpuUpdate, Grant, Price, Traffic, Whereabouts};
-#[cfg(interleavings)]
-use ring_model::{Consumer, Producer, RingBuffer};
-use sync::{Arc, AtomicBool, AtomicU64, Ordering, fence};
-
-/// The same names from loom when it explores, from the standard library otherwise.
-mod sync {
-    #[cfg(interleavings)]
-    pub(crate) use loom::sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
-    };
-    #[cfg(not(interleavings))]
-    pub(crate) use std::sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
-    };
-}
 
 /// A candidate, or what waits without an objective, in words.
 type Words = [u64; WORDS];
@@ -43,32 +24,21 @@ const RING_MESSAGES: usize = 4096;
 /// The mailboxes of one ModelThread, for models with ids below `models_max`.
 #[must_use]
 pub fn link(models_max: usize) -> (ModelEnd, RankEnd) {
-    let slots = Arc::new(LatestValues::new(2 * models_max));
+    let (posted, waiting) = latest(2 * models_max);
     let prices = Arc::new((0..models_max).map(|_| AtomicU64::new(0)).collect::<Vec<_>>());
     let (grant_sender, grants) = ring(RING_MESSAGES);
     let (gpu_sender, gpus) = ring(RING_MESSAGES);
-    // Each slot is in it at most once.
-    let (changed_sender, changed) = ring(2 * models_max);
-    let model_end = ModelEnd {
-        slots: Arc::clone(&slots),
-        versions: vec![0; 2 * models_max],
-        changed: changed_sender,
-        gpus: gpu_sender,
-        grants,
-        prices: Arc::clone(&prices),
-    };
-    (model_end, RankEnd { slots, changed, gpus, grants: grant_sender, prices })
+    let model_end = ModelEnd { waiting: posted, gpus: gpu_sender, grants, prices: Arc::clone(&prices) };
+    (model_end, RankEnd { waiting, gpus, grants: grant_sender, prices })
 }
 
 /// The ModelThread's side.
 #[derive(Debug)]
 pub struct ModelEnd {
-    slots: Arc<LatestValues>,
-    /// By slot: even, and what its version is; only this side writes it.
-    versions: Vec<u64>,
-    changed: Sender<u32>,
+    /// What waits of each model, with an objective and without.
+    waiting: LatestWriter<WORDS>,
     gpus: Sender<(GpuId, GpuUpdate)>,
-    grants: Consumer<FromRankThread>,
+    grants: Receiver<FromRankThread>,
     /// By model: the last one that was told.
     prices: Arc<Vec<AtomicU64>>,
 }
@@ -76,9 +46,8 @@ pub struct ModelEnd {
 /// The RankThread's side.
 #[derive(Debug)]
 pub struct RankEnd {
-    slots: Arc<LatestValues>,
-    changed: Consumer<u32>,
-    gpus: Consumer<(GpuId, GpuUpdate)>,
+    waiting: LatestReader<WORDS>,
+    gpus: Receiver<(GpuId, GpuUpdate)>,
     grants: Sender<FromRankThread>,
     prices: Arc<Vec<AtomicU64>>,
 }
@@ -132,7 +101,7 @@ impl ModelEnd {
     /// # Panics
     /// If the model's id is not below the link's `models_max`.
     pub fn post_candidate(&mut self, model: ModelId, candidate: Option<Candidate>) {
-        self.post(candidate_slot(model), encode_candidate(candidate));
+        self.waiting.post(candidate_slot(model), encode_candidate(candidate));
     }
 
     /// Posts what waits of a model without an objective; what was posted before and not looked at yet is gone.
@@ -140,16 +109,7 @@ impl ModelEnd {
     /// # Panics
     /// As [`Self::post_candidate`].
     pub fn post_background(&mut self, model: ModelId, background: Option<Background>) {
-        self.post(background_slot(model), encode_background(background));
-    }
-
-    fn post(&mut self, index: u32, words: Words) {
-        let slot = &self.slots.slots[index as usize];
-        slot.write(&mut self.versions[index as usize], words);
-        // After the value, so that whoever sees the flag cleared by the reader knows that the reader has yet to look.
-        if !slot.is_changed.swap(true, Ordering::AcqRel) {
-            self.changed.send(index);
-        }
+        self.waiting.post(background_slot(model), encode_background(background));
     }
 
     /// Posts what became of a GPU.
@@ -159,7 +119,7 @@ impl ModelEnd {
 
     /// The next thing to take in, in the order in which it was posted.
     pub fn poll(&mut self) -> Option<FromRankThread> {
-        self.grants.pop().ok()
+        self.grants.poll()
     }
 
     /// What a model's batches are sized by.
@@ -177,36 +137,28 @@ impl ModelEnd {
 
     /// Sends what had no room before. True if there is still something left.
     pub fn flush(&mut self) -> bool {
-        self.changed.flush() | self.gpus.flush()
+        self.waiting.flush() | self.gpus.flush()
     }
 }
 
 impl RankEnd {
     /// The next thing to take in; what became of GPUs first, then candidates.
     pub fn poll(&mut self) -> Option<FromModelThread> {
-        if let Ok((gpu, update)) = self.gpus.pop() {
+        if let Some((gpu, update)) = self.gpus.poll() {
             return Some(FromModelThread::Gpu(gpu, update));
         }
-        while let Ok(index) = self.changed.pop() {
-            let slot = &self.slots.slots[index as usize];
-            // Before the value is read: a write that the read misses finds the flag cleared and queues the model again.
-            slot.is_changed.swap(false, Ordering::AcqRel);
-            // A read that meets a write gives up: that write queues the model again when it is done.
-            if let Some(words) = slot.read() {
-                let model = ModelId(index / 2);
-                return Some(match index == candidate_slot(model) {
-                    true => FromModelThread::Candidate(model, decode_candidate(words)),
-                    false => FromModelThread::Background(model, decode_background(words)),
-                });
-            }
-        }
-        None
+        let (index, words) = self.waiting.poll()?;
+        let model = ModelId(index / 2);
+        Some(match index == candidate_slot(model) {
+            true => FromModelThread::Candidate(model, decode_candidate(words)),
+            false => FromModelThread::Background(model, decode_background(words)),
+        })
     }
 
     /// Whether [`Self::poll`] has something to yield.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.gpus.is_empty() && self.changed.is_empty()
+        self.gpus.is_empty() && self.waiting.is_empty()
     }
 
     /// A model's batches are sized by this from now on. Nobody is woken: it is looked at when something else happens.
@@ -224,37 +176,6 @@ impl RankEnd {
     /// Sends what had no room before. True if there is still something left.
     pub fn flush(&mut self) -> bool {
         self.grants.flush()
-    }
-}
-
-/// A ring's sending side. What does not fit waits here: bounded by what may be under way, as every grant and every plan
-/// takes a model or a GPU with it.
-#[derive(Debug)]
-struct Sender<T> {
-    ring: Producer<T>,
-    waiting: VecDeque<T>,
-}
-
-fn ring<T>(capacity: usize) -> (Sender<T>, Consumer<T>) {
-    let (ring, consumer) = RingBuffer::new(capacity);
-    (Sender { ring, waiting: VecDeque::new() }, consumer)
-}
-
-impl<T> Sender<T> {
-    fn send(&mut self, message: T) {
-        self.waiting.push_back(message);
-        self.flush();
-    }
-
-    /// True if something is left.
-    fn flush(&mut self) -> bool {
-        while let Some(message) = self.waiting.pop_front() {
-            if let Err(rtrb::PushError::Full(message)) = self.ring.push(message) {
-                self.waiting.push_front(message);
-                return true;
-            }
-        }
-        false
     }
 }
 
@@ -342,103 +263,5 @@ fn decode_price(word: u64) -> Price {
     Price { price: f32::from_bits((word >> 32) as u32), execution_ms: f32::from_bits(word as u32) }
 }
 
-fn zeros<const WORDS: usize>() -> [AtomicU64; WORDS] {
-    std::array::from_fn(|_| AtomicU64::new(0))
-}
-
-fn load<const WORDS: usize>(words: &[AtomicU64; WORDS]) -> [u64; WORDS] {
-    std::array::from_fn(|index| words[index].load(Ordering::Relaxed))
-}
-
-/// Slots that one thread writes and another reads.
-#[derive(Debug)]
-struct LatestValues {
-    slots: Box<[Slot]>,
-}
-
-/// Fills cache lines of its own, as neighbours may belong to other threads.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Slot {
-    /// Odd while a write is going on.
-    version: AtomicU64,
-    words: [AtomicU64; WORDS],
-    /// It is in the queue of changed ones, or about to be.
-    is_changed: AtomicBool,
-}
-
-impl LatestValues {
-    fn new(count: usize) -> Self {
-        let slot = |_| Slot { version: AtomicU64::new(0), words: zeros(), is_changed: AtomicBool::new(false) };
-        Self { slots: (0..count).map(slot).collect() }
-    }
-}
-
-impl Slot {
-    fn write(&self, version: &mut u64, words: Words) {
-        self.version.store(*version + 1, Ordering::Relaxed);
-        // No word becomes visible before the odd version.
-        fence(Ordering::Release);
-        for (slot, word) in self.words.iter().zip(words) {
-            slot.store(word, Ordering::Relaxed);
-        }
-        *version += 2;
-        self.version.store(*version, Ordering::Release);
-    }
-
-    /// `None` if a write is going on.
-    fn read(&self) -> Option<Words> {
-        let before = self.version.load(Ordering::Acquire);
-        let words = load(&self.words);
-        // No word was read after this version.
-        fence(Ordering::Acquire);
-        let after = self.version.load(Ordering::Relaxed);
-        (before == after && before.is_multiple_of(2)).then_some(words)
-    }
-}
-
-/// `rtrb`'s rings as far as they are used here, for loom to see. They are checked elsewhere; here only what is built
-/// on them.
-#[cfg(interleavings)]
-mod ring_model {
-    use std::collections::VecDeque;
-
-    use loom::sync::{Arc, Mutex};
-
-    #[derive(Debug)]
-    pub(super) struct RingBuffer;
-    #[derive(Debug)]
-    pub(super) struct Producer<T>(Arc<Mutex<VecDeque<T>>>);
-    #[derive(Debug)]
-    pub(super) struct Consumer<T>(Arc<Mutex<VecDeque<T>>>);
-
-    impl RingBuffer {
-        #[allow(clippy::new_ret_no_self)]
-        pub(super) fn new<T>(_capacity: usize) -> (Producer<T>, Consumer<T>) {
-            let ring = Arc::new(Mutex::new(VecDeque::new()));
-            (Producer(Arc::clone(&ring)), Consumer(ring))
-        }
-    }
-
-    impl<T> Producer<T> {
-        pub(super) fn push(&mut self, message: T) -> Result<(), rtrb::PushError<T>> {
-            self.0.lock().unwrap().push_back(message);
-            Ok(())
-        }
-    }
-
-    impl<T> Consumer<T> {
-        pub(super) fn pop(&mut self) -> Result<T, rtrb::PopError> {
-            self.0.lock().unwrap().pop_front().ok_or(rtrb::PopError::Empty)
-        }
-
-        pub(super) fn is_empty(&self) -> bool {
-            self.0.lock().unwrap().is_empty()
-        }
-    }
-}
-
-#[cfg(all(test, interleavings))]
-mod loom_tests;
-#[cfg(all(test, not(interleavings)))]
+#[cfg(test)]
 mod tests;

@@ -82,29 +82,6 @@ proptest! {
     }
 }
 
-/// What a full ring has no room for is neither lost nor overtaken.
-#[test]
-fn more_than_a_ring_holds_waits_with_its_sender() {
-    let (mut model_end, mut rank_end) = link(1);
-    let grant = |serial| Grant {
-        model: ModelId(0),
-        gpu: GpuId(serial),
-        free_at: Timestamp(0),
-        gpus: 1,
-        is_open: true,
-        timer_at: Timestamp(0),
-        background_until: None,
-    };
-    let count = 2 * RING_MESSAGES as u32 + 1;
-    (0..count).for_each(|serial| rank_end.post(FromRankThread::Grant(grant(serial))));
-    for serial in 0..count {
-        rank_end.flush();
-        assert_eq!(model_end.poll(), Some(FromRankThread::Grant(grant(serial))));
-    }
-    assert!(!rank_end.flush());
-    assert_eq!(model_end.poll(), None);
-}
-
 #[test]
 fn prices_are_those_that_were_posted_last() {
     let (model_end, mut rank_end) = link(2);

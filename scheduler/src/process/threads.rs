@@ -18,6 +18,7 @@ use proto::{
     hello::{Member, MemberHello, SchedulerHello},
     turns::TurnWatch,
 };
+use spsc::Doorbell;
 use transport::{Clock, ConnectionId, Event};
 
 use super::{
@@ -32,7 +33,6 @@ use crate::{
     cluster::{ClusterConfig, LOAD_INTERVAL},
     config::{Config, RunError},
     control::{Control, ControlOutput},
-    doorbell::Doorbell,
     mailbox,
     news::{ControlToRank, ControlToShard, ShardToControl},
     rank_loop::RankLoop,

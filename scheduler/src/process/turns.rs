@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use proto::{Span, Timestamp};
-
-use crate::doorbell::Doorbell;
+use spsc::Doorbell;
 
 /// A thread with a core of its own looks for work so long before it sleeps: waking up takes longer than most waits.
 const LOOKING_MAX: Duration = Duration::from_micros(100);

@@ -4,10 +4,7 @@
 //! Life of a nap: the thread sets its flag, looks once more for work, and sleeps. Who posts does it the other way
 //! round, the work first and then a look at the flag, so one of the two always sees the other (checked with loom).
 
-#[cfg(interleavings)]
-use loom::sync::atomic::{AtomicBool, Ordering, fence};
-#[cfg(not(interleavings))]
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use crate::sync::{AtomicBool, Ordering, fence};
 
 /// At the door of one thread.
 pub struct Doorbell {
