@@ -243,7 +243,9 @@ def test_it_ends_with_the_interpreter_however_that_ends(fake, end):
 
 def test_ctrl_c_while_it_starts_ends_it(fake, tmp_path):
     script = """
-    import sys, downbeat
+    import signal, sys, downbeat
+    # Whoever runs tests in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         downbeat.serve(binary=sys.argv[1], http=sys.argv[2], args=["--server-name", "is never ready"])
     except KeyboardInterrupt:
