@@ -121,26 +121,28 @@ impl Selections {
     }
 
     /// A request for models of one task has ended so: it is counted, and joins with the feedback that comes of it if it
-    /// was answered. What its reply is to say of it.
+    /// was answered. Neither is so where its ensemble was loaded anew meanwhile, and has no `index`. What its reply is
+    /// to say of it.
     pub(crate) fn handle_ended(
         &self,
         record: &Record,
         (now, client): (Timestamp, Client),
-        (index, face): (usize, &Rc<Model>),
+        (index, face): (Option<usize>, &Rc<Model>),
         (rows, is_answered): (usize, bool),
         selected: &Selected,
     ) -> Parameters {
         let Some((steps, selection)) = selection_of(face) else { return Parameters::new() };
-        record.handle_selected(index, selected, is_answered);
         let names = names(steps);
-        let mut state = self.state.borrow_mut();
-        if selection.policy == Policy::Fallback
-            && let Some((_, learner)) = state.learners.get_mut(&index).filter(|(of, _)| Rc::ptr_eq(of, face))
-        {
-            learner.handle_ended(&selected.in_vain, !selected.counted.is_empty());
-            record.handle_weights(index, &names, &learner.weights());
+        if let Some(index) = index {
+            record.handle_selected(index, selected, is_answered);
+            let mut state = self.state.borrow_mut();
+            if selection.policy == Policy::Fallback
+                && let Some((_, learner)) = state.learners.get_mut(&index).filter(|(of, _)| Rc::ptr_eq(of, face))
+            {
+                learner.handle_ended(&selected.in_vain, !selected.counted.is_empty());
+                record.handle_weights(index, &names, &learner.weights());
+            }
         }
-        drop(state);
         let mut told = Parameters::new();
         if !is_answered {
             return told;
@@ -149,7 +151,8 @@ impl Selections {
         told.insert("confidence".to_owned(), json!(selected.confidence));
         told.insert("members".to_owned(), json!(members.join(",")));
         told.insert("default".to_owned(), json!(selected.is_default));
-        if selection.policy.learning().is_some()
+        if index.is_some()
+            && selection.policy.learning().is_some()
             && selected.predictions.iter().any(Option::is_some)
             && let Some(ticket) = self.join((now, client), face, (selection, rows), selected)
         {

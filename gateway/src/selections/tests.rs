@@ -48,13 +48,17 @@ impl Bench {
 
     /// A request of two rows that was answered so; yields its ticket.
     fn answered(&self, now: i64, predictions: Vec<Option<Vec<Bytes>>>) -> Option<String> {
+        Some(self.told(now, predictions, Some(0)).get("feedback")?.as_str().unwrap().to_owned())
+    }
+
+    /// What its reply says.
+    fn told(&self, now: i64, predictions: Vec<Option<Vec<Bytes>>>, index: Option<usize>) -> Parameters {
         let choice = self.selections.choose(&self.record, 0, &self.face).unwrap();
         let (counted, confidence) = (vec![0], 1.0);
         let (is_doubted, is_default, in_vain) = (false, false, Vec::new());
         let selected = Selected { choice, predictions, counted, confidence, is_doubted, is_default, in_vain };
         let at = (Timestamp(now * 1_000_000), ME);
-        let told = self.selections.handle_ended(&self.record, at, (0, &self.face), (2, true), &selected);
-        Some(told.get("feedback")?.as_str().unwrap().to_owned())
+        self.selections.handle_ended(&self.record, at, (index, &self.face), (2, true), &selected)
     }
 
     fn feedback(&self, now: i64, ticket: &str, data: &[f64]) -> String {
@@ -127,4 +131,7 @@ fn an_ensemble_that_is_loaded_anew_begins_anew() {
     assert_eq!(bench.feedback(0, &before, &[1.0, 1.0]), "unknown");
     bench.answered(0, predictions()).unwrap();
     assert!(are_near(&bench.weights(), &[1.0 / 3.0; 3]));
+    // Who was asked before that is told who answered all the same.
+    let told = bench.told(0, predictions(), None);
+    assert_eq!((&told["members"], told.get("feedback")), (&json!("a"), None));
 }

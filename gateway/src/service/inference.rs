@@ -307,7 +307,7 @@ impl Service {
     ) -> Parameters {
         // One that was loaded anew meanwhile is another one.
         let found = self.find(&model.name, Some(&model.version)).ok().filter(|(_, found)| Rc::ptr_eq(found, model));
-        let Some((index, _)) = found else { return Parameters::new() };
+        let index = found.map(|(index, _)| index);
         let (now, rows) = (self.desk.now(), result.as_ref().map_or(0, |reply| reply.rows));
         let of = (rows, result.is_ok());
         self.selections.handle_ended(&self.record, (now, client), (index, model), of, selected)
