@@ -29,9 +29,9 @@ const MODELS_PER_PAGE: usize = 1_000;
 const PARTS: [&str; 3] = ["all", "members", "models"];
 /// Names of models that only one backend hosts which are told with it.
 const ONLY_HERE_NAMED: usize = 3;
-/// What GPUs ran is told of so long,
+/// What GPUs ran is told of so long.
 const RAN: Span = Span::from_millis(2_000);
-/// and worked out so often at most, for whoever looks and however many pages a cluster has.
+/// What GPUs ran is worked out so often at most, for whoever looks and however many pages a cluster has.
 const RAN_EVERY: Span = Span::from_millis(250);
 /// Names of models that are told of a sub-cluster.
 const NAMED: usize = 3;

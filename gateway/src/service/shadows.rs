@@ -138,30 +138,25 @@ impl Shadows {
         let charge = self.account.charge();
         let bytes = mirrored.bytes + main.prediction.iter().map(Bytes::len).sum::<usize>();
         let has_room = charge.grow(bytes).is_ok();
+        let ask = |member: usize| {
+            let place = UnderWay::begin(&self.under_way).filter(|_| has_room).ok_or(ShadowOutcome::Skipped)?;
+            let pending = ensembles::submit(&means.desk, mirrored.request(member, &charge, &means.pool));
+            pending.map(|pending| (place, pending)).map_err(|error| outcome_of(&error))
+        };
         for &member in &mirrored.members {
-            let place = UnderWay::begin(&self.under_way).filter(|_| has_room);
-            let pending = place.map(|place| {
-                let request = mirrored.request(member, &charge, &means.pool);
-                Ok::<_, InferError>((place, ensembles::submit(&means.desk, request)?))
-            });
-            let (means, (index, face)) = (means.clone(), (mirrored.model.0, Rc::clone(&mirrored.model.1)));
-            let compared = match pending {
-                None => Compared::of(ShadowOutcome::Skipped),
-                Some(Err(error)) => Compared::of(outcome_of(&error)),
-                Some(Ok((place, pending))) => {
-                    let (main, charge) = (main.clone(), charge.clone());
-                    tokio::task::spawn_local(async move {
-                        let _place = place;
-                        let compared = match tokio::time::timeout(WAIT_MAX, pending.wait()).await {
-                            Ok(ended) => compare(&face, member, main, ended, (&charge, &means.pool)).await,
-                            Err(_) => Compared::of(ShadowOutcome::Late),
-                        };
-                        means.count((index, &face), member, compared);
-                    });
-                    continue;
-                }
-            };
-            means.count((index, &face), member, compared);
+            let (means, main, charge) = (means.clone(), main.clone(), charge.clone());
+            let (index, face) = (mirrored.model.0, Rc::clone(&mirrored.model.1));
+            match ask(member) {
+                Err(outcome) => means.count((index, &face), member, Compared::of(outcome)),
+                Ok((place, pending)) => drop(tokio::task::spawn_local(async move {
+                    let _place = place;
+                    let compared = match tokio::time::timeout(WAIT_MAX, pending.wait()).await {
+                        Ok(ended) => compare(&face, member, main, ended, (&charge, &means.pool)).await,
+                        Err(_) => Compared::of(ShadowOutcome::Late),
+                    };
+                    means.count((index, &face), member, compared);
+                })),
+            }
         }
     }
 }
