@@ -3,12 +3,12 @@
 #![allow(clippy::disallowed_methods)] // Has a socket and waits, in real time.
 
 use anyhow::{Result, anyhow, bail};
-use proto::{Span, hello::SchedulerHello};
+use proto::{Span, Wait, hello::SchedulerHello};
 use transport::{Address, ArmName, Clock, Endpoint, Event, Faults, NetworkConfig, OwnAddress};
 use wincode::{SchemaRead, config::DefaultConfig};
 
 /// How long the scheduler is waited for: longer than it waits for members itself.
-const TIMEOUT: Span = Span::from_millis(3_000);
+const TIMEOUT: Span = Wait::Operator.bound();
 
 /// Asks a scheduler, and yields its answer.
 pub(crate) fn ask<A>(scheduler: &Address, network: NetworkConfig, hello: &SchedulerHello) -> Result<A>
@@ -37,6 +37,7 @@ where
             }
         }
         if until <= now {
+            Wait::Operator.note_reached();
             bail!("found no answer within {TIMEOUT}, expected a scheduler; its log tells what it has done");
         }
         endpoint.wait(now, endpoint.poll_timeout().map_or(until, |at| at.min(until)));

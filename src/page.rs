@@ -6,15 +6,16 @@
 use std::{
     io::{ErrorKind, Read as _, Write as _},
     net::{TcpStream, ToSocketAddrs as _},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use proto::{Span, Wait};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// How long a member may take to connect, and then for all of its answer: it does so on a thread of its own.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Span = Wait::Looked.bound();
 /// Bytes of an answer that are read.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 const CHUNK_BYTES: usize = 64 << 10;
@@ -28,9 +29,9 @@ pub(crate) fn of(member: &str, target: &str, whose: &str) -> Result<String> {
     let address = member.strip_prefix("http://").unwrap_or(member).trim_end_matches('/');
     let found = address.to_socket_addrs().context("expected ip:port or name:port")?.next();
     let at = found.ok_or_else(|| anyhow!("the name has no address"))?;
-    let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
-    let until = Instant::now() + PATIENCE;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&at, PATIENCE.to_duration())?;
+    let until = Instant::now() + PATIENCE.to_duration();
+    stream.set_write_timeout(Some(PATIENCE.to_duration()))?;
     stream.write_all(format!("GET {target} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes())?;
     body(&read(stream, until).context("no answer")?, target, whose)
 }
@@ -40,7 +41,10 @@ fn read(mut stream: TcpStream, until: Instant) -> Result<String> {
     let (mut answer, mut chunk) = (Vec::new(), vec![0; CHUNK_BYTES]);
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        ensure!(!left.is_zero(), "it took longer than {} s", PATIENCE.as_secs());
+        if left.is_zero() {
+            Wait::Looked.note_reached();
+            bail!("it took longer than {PATIENCE}");
+        }
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut chunk) {
             Ok(0) => return String::from_utf8(answer).context("it is no text"),
@@ -220,6 +224,6 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let wrong = read(stream, Instant::now()).unwrap_err();
-        assert_eq!(wrong.to_string(), "it took longer than 5 s");
+        assert_eq!(wrong.to_string(), "it took longer than 5.000 s");
     }
 }

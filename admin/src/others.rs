@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use proto::Span;
+use proto::{Span, Wait};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -18,7 +18,7 @@ use crate::pages::{OWN_METRICS, header};
 /// Roles that are asked: all of them, one after another, take less time than a scraper waits.
 pub const ALSO_MAX: usize = 16;
 /// How long each may take.
-const ANSWER_TIMEOUT: Span = Span::from_millis(250);
+const ANSWER_TIMEOUT: Span = Wait::Also.bound();
 /// Bytes of an answer.
 const ANSWER_BYTES_MAX: u64 = 2 << 20;
 /// It asks for the role's own metrics: those that it tells of others would come twice, or never if it asked here.
@@ -30,7 +30,11 @@ pub(crate) async fn metrics_of(addresses: &[String]) -> String {
     let name = "downbeat_also_up";
     header(&mut text, name, "1 if what another role's programs count is told here, too (admin.also)", "gauge");
     for address in addresses {
-        let answer = timeout(ANSWER_TIMEOUT.to_duration(), ask(address)).await.ok().flatten();
+        let answer = timeout(ANSWER_TIMEOUT.to_duration(), ask(address)).await;
+        let answer = answer.unwrap_or_else(|_| {
+            Wait::Also.note_reached();
+            None
+        });
         let _ = writeln!(text, "{name}{{address=\"{address}\"}} {}", u8::from(answer.is_some()));
         answer.iter().for_each(|answer| sum.add(answer));
     }
@@ -143,6 +147,17 @@ mod tests {
         let expected =
             "# HELP rows_total Rows, a b\n# TYPE rows_total counter\nrows_total{model=\"a b\"} 7.5\nrows_total 1\n";
         assert_eq!(sum.text(), expected);
+    }
+
+    #[test]
+    fn a_role_that_takes_connections_and_is_silent_is_waited_for_no_longer_than_that_may_take() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap().to_string();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let reached = Wait::Also.reached();
+        let text = runtime.block_on(metrics_of(std::slice::from_ref(&address)));
+        assert!(text.ends_with(&format!("downbeat_also_up{{address=\"{address}\"}} 0\n")), "{text}");
+        assert!(Wait::Also.reached() > reached);
     }
 
     proptest! {

@@ -313,7 +313,7 @@ impl FrontendNode {
     /// A client wants a model loaded or unloaded.
     pub(super) fn change(&mut self, env: &mut Env, to: ModelChange, name: &str) {
         let Some(process) = &mut self.process else { return };
-        if let Ok(change) = process.core.handle_change(to, name, None) {
+        if let Ok(change) = process.core.handle_change(env.now, to, name, None) {
             env.trace(self.node, || format!("asks to {to:?} '{name}' as {change:?}"));
             self.clients.changes.insert(change);
         }

@@ -3,12 +3,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use proto::{ChangeId, frontend_to_scheduler::ModelChange};
+use proto::{ChangeId, Span, Timestamp, Wait, frontend_to_scheduler::ModelChange};
 
 use crate::error::InferError;
 
 /// Clients of one frontend that may wait for changes.
 const WAITING_MAX: usize = 256;
+/// How long the primary is waited for. Its own waits for backends are shorter, but it does one change of a model after
+/// another.
+const WORD_WAIT: Span = Wait::Change.bound();
 
 /// What is to be done.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,6 +37,7 @@ pub struct Changes {
 struct Waiting {
     to: ModelChange,
     name: String,
+    until: Timestamp,
     /// The scheduler has done it, only the reading is missing.
     is_done: bool,
 }
@@ -43,13 +47,14 @@ impl Changes {
     ///
     /// # Errors
     /// If too many wait already.
-    pub fn handle_asked(&mut self, to: ModelChange, name: &str) -> Result<ChangeId, InferError> {
+    pub fn handle_asked(&mut self, now: Timestamp, to: ModelChange, name: &str) -> Result<ChangeId, InferError> {
         if self.waiting.len() >= WAITING_MAX {
             return Err(InferError::ChangesFull);
         }
         let change = ChangeId(self.next);
         self.next += 1;
-        self.waiting.insert(change, Waiting { to, name: name.to_owned(), is_done: false });
+        let until = now + WORD_WAIT;
+        self.waiting.insert(change, Waiting { to, name: name.to_owned(), until, is_done: false });
         Ok(change)
     }
 
@@ -103,6 +108,23 @@ impl Changes {
         self.outputs.extend(ended.map(|change| ChangeOutput::Ended(change, Err(InferError::SchedulerLost))));
     }
 
+    /// Ends what the scheduler has said nothing of for as long as that may take. What is being read ends by itself.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        let overdue = self.waiting.extract_if(.., |_, waiting| !waiting.is_done && waiting.until <= now);
+        for (change, Waiting { to, name, .. }) in overdue {
+            Wait::Change.note_reached();
+            let reason =
+                format!("the scheduler has not said within {WORD_WAIT} what became of it: look, and try again");
+            self.outputs.push_back(ChangeOutput::Ended(change, Err(failed(to, &name, &reason))));
+        }
+    }
+
+    /// When [`Self::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        self.waiting.values().filter(|waiting| !waiting.is_done).map(|waiting| waiting.until).min()
+    }
+
     /// What to do next.
     pub fn poll_output(&mut self) -> Option<ChangeOutput> {
         self.outputs.pop_front()
@@ -122,6 +144,8 @@ fn failed(to: ModelChange, name: &str, reason: &str) -> InferError {
 mod tests {
     use super::*;
 
+    const NOW: Timestamp = Timestamp(1);
+
     fn outputs(changes: &mut Changes) -> Vec<ChangeOutput> {
         std::iter::from_fn(|| changes.poll_output()).collect()
     }
@@ -133,7 +157,7 @@ mod tests {
     #[test]
     fn a_load_is_answered_once_the_model_has_been_read() {
         let mut changes = Changes::default();
-        let load = changes.handle_asked(ModelChange::Load, "m").unwrap();
+        let load = changes.handle_asked(NOW, ModelChange::Load, "m").unwrap();
         changes.handle_loaded("m");
         changes.handle_changed(load, None);
         assert_eq!(outputs(&mut changes), [read("m")]);
@@ -148,7 +172,7 @@ mod tests {
         let mut changes = Changes::default();
         changes.handle_loaded("m");
         changes.handle_loaded("m");
-        let load = changes.handle_asked(ModelChange::Load, "m").unwrap();
+        let load = changes.handle_asked(NOW, ModelChange::Load, "m").unwrap();
         changes.handle_changed(load, None);
         assert_eq!(outputs(&mut changes), [read("m")]);
         assert!(!changes.handle_read("m", &Ok(())), "it may be an older one");
@@ -162,14 +186,37 @@ mod tests {
     #[test]
     fn refusals_and_a_lost_scheduler_end_changes_and_waiting_is_bounded() {
         let mut changes = Changes::default();
-        let unload = changes.handle_asked(ModelChange::Unload, "m").unwrap();
+        let unload = changes.handle_asked(NOW, ModelChange::Unload, "m").unwrap();
         changes.handle_changed(unload, Some("the scheduler is busy".to_owned()));
         let text = "failed to unload 'm', the scheduler is busy".to_owned();
         assert_eq!(outputs(&mut changes), [ChangeOutput::Ended(unload, Err(InferError::ChangeFailed(text)))]);
-        assert!((0..WAITING_MAX).all(|_| changes.handle_asked(ModelChange::Load, "m").is_ok()));
-        assert_eq!(changes.handle_asked(ModelChange::Load, "m"), Err(InferError::ChangesFull));
+        assert!((0..WAITING_MAX).all(|_| changes.handle_asked(NOW, ModelChange::Load, "m").is_ok()));
+        assert_eq!(changes.handle_asked(NOW, ModelChange::Load, "m"), Err(InferError::ChangesFull));
         changes.abandon();
         let ended = outputs(&mut changes);
-        assert!(ended.len() == WAITING_MAX && changes.handle_asked(ModelChange::Load, "m").is_ok());
+        assert!(ended.len() == WAITING_MAX && changes.handle_asked(NOW, ModelChange::Load, "m").is_ok());
+    }
+
+    #[test]
+    fn a_scheduler_that_never_says_what_became_of_a_change_is_waited_for_no_longer_than_that_may_take() {
+        let mut changes = Changes::default();
+        let silent = changes.handle_asked(NOW, ModelChange::Load, "m").unwrap();
+        let read_late = changes.handle_asked(NOW, ModelChange::Load, "n").unwrap();
+        changes.handle_loaded("n");
+        changes.handle_changed(read_late, None);
+        assert_eq!(outputs(&mut changes), [read("n")]);
+        let (at, reached) = (NOW + Wait::Change.bound(), Wait::Change.reached());
+        changes.handle_timeout(at - Span(1));
+        assert_eq!((outputs(&mut changes), changes.poll_timeout()), (vec![], Some(at)));
+        changes.handle_timeout(at);
+        let [ChangeOutput::Ended(ended, Err(error))] = &outputs(&mut changes)[..] else { panic!() };
+        let text = "the scheduler has not said within 300.000 s what became of it: look, and try again";
+        assert_eq!((*ended, error.to_string()), (silent, format!("failed to load 'm', {text}")));
+        assert!(Wait::Change.reached() > reached);
+        assert_eq!(changes.poll_timeout(), None, "our own disk is no member");
+        changes.handle_changed(silent, None);
+        assert_eq!(outputs(&mut changes), [], "it was answered");
+        assert!(changes.handle_read("n", &Ok(())));
+        assert_eq!(outputs(&mut changes), [ChangeOutput::Ended(read_late, Ok(()))]);
     }
 }

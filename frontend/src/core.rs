@@ -469,6 +469,7 @@ impl Core {
     /// If nobody can be asked now.
     pub fn handle_change(
         &mut self,
+        now: Timestamp,
         to: ModelChange,
         name: &str,
         brought: Option<Brought>,
@@ -486,7 +487,7 @@ impl Core {
             let expected = format!("at most {CONFIG_BYTES_MAX}");
             return Err(InferError::Invalid(format!("config: found {found} bytes, expected {expected}")));
         }
-        let change = self.changes.handle_asked(to, name)?;
+        let change = self.changes.handle_asked(now, to, name)?;
         self.post(primary, &FrontendToControl::ChangeModel { change, to, name: name.to_owned(), brought });
         Ok(change)
     }
@@ -555,6 +556,7 @@ impl Core {
     /// Runs every timer that is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.tasks.handle_timeout(now);
+        self.changes.handle_timeout(now);
         for (backend, tasks) in self.tasks.take_missed(now) {
             self.on_not_written(backend, tasks);
         }
@@ -566,7 +568,7 @@ impl Core {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let schedulers = Some(self.membership.poll_timeout()).filter(|at| *at < Timestamp::NEVER);
-        schedulers.into_iter().chain(self.tasks.poll_timeout()).min()
+        schedulers.into_iter().chain(self.tasks.poll_timeout()).chain(self.changes.poll_timeout()).min()
     }
 
     /// What the driver is to do next. All messages since the last `None` are packed into as few frames as hold them.

@@ -181,8 +181,8 @@ impl Desk {
     pub async fn change_model(&self, to: ModelChange, name: &str, brought: Option<Brought>) -> Result<(), InferError> {
         let (sender, answer) = oneshot::channel();
         {
-            let mut state = self.state.borrow_mut();
-            let change = state.core.handle_change(to, name, brought)?;
+            let (mut state, now) = (self.state.borrow_mut(), self.now());
+            let change = state.core.handle_change(now, to, name, brought)?;
             state.changing.insert(change, sender);
         }
         self.wake.notify_one();

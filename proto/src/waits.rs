@@ -1,6 +1,7 @@
 //! Waits of one member on another. Each has a name, a bound, and a count of how often the bound was reached in this
 //! process; `docs/threats.md` has the table that a test makes of them. Nothing waits on a peer for longer than is said
-//! here: a test finds spans of time in the roles that are neither of these nor known to bound no wait on a peer.
+//! here: a test finds spans of time in all that the roles link that are neither of these nor known to bound no wait on
+//! a peer.
 
 use std::{
     fmt::Write as _,
@@ -117,6 +118,21 @@ waits! {
     Written, "written", 500 ms:
         "a frontend, for an answer that a backend says it has written",
         "the request fails, and that backend's link ends for good";
+    Change, "change", 300_000 ms:
+        "a frontend, for the primary's word of a load or an unload, before which others of the same model may come",
+        "the client is told that nobody has said what became of it";
+    Shadow, "shadow", 10_000 ms:
+        "a frontend, for the answer of a shadow, which has no objective",
+        "it counts as late, and its tasks are withdrawn";
+    Also, "also", 250 ms:
+        "a role whose metrics are asked for, for those of each role in its `admin.also`",
+        "its own are told without, and `downbeat_also_up` is 0";
+    Operator, "operator", 3_000 ms:
+        "`handover`, `drain` or `resume`, for the scheduler's answer",
+        "the command fails, and says so";
+    Looked, "looked", 5_000 ms:
+        "`status`, `top` and their like, for a member's `admin.http`: to connect, and then for all of a page",
+        "it is told as a member that does not answer";
 }
 
 static REACHED: [AtomicU64; Wait::ALL.len()] = [const { AtomicU64::new(0) }; Wait::ALL.len()];
@@ -177,15 +193,38 @@ mod tests {
         assert!(Wait::Learned.reached() > before);
     }
 
-    /// Constants of a file that are spans of time, with what they are.
+    /// Spans of time in a file, with what they are: constants by their names, others as they stand there.
     fn spans(text: &str) -> impl Iterator<Item = (&str, &str)> {
         // Tests come last, and wait for what they like.
-        let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        code.lines().filter_map(|line| {
-            let (_, rest) = line.trim_start().split_once("const ")?;
-            let (name, value) = rest.split_once(": Span = ").or_else(|| rest.split_once(": Duration = "))?;
-            Some((name, value.trim_end_matches(';')))
+        let code = text.split("\nmod tests {").next().unwrap_or_default();
+        code.lines().map(str::trim_start).filter(|line| !line.starts_with("//")).flat_map(|line| {
+            let constant = line.split_once("const ").and_then(|(_, rest)| {
+                let (name, rest) = rest.split_once(": ")?;
+                let (of, value) = rest.split_once(" =")?;
+                let is_span = matches!(of.rsplit("::").next(), Some("Span" | "Duration"));
+                is_span.then(|| (name, value.trim_matches([' ', ';'])))
+            });
+            constant.map_or_else(|| literals(line), |constant| vec![constant])
         })
+    }
+
+    fn literals(line: &str) -> Vec<(&str, &str)> {
+        let starts = ["Span::from_", "Duration::from_"].into_iter().flat_map(|text| line.match_indices(text));
+        let found = starts.filter_map(|(at, _)| {
+            let literal = line[at..].split_inclusive(')').next()?;
+            let (_, number) = literal.split_once('(')?;
+            number.starts_with(|digit: char| digit.is_ascii_digit()).then_some((literal, literal))
+        });
+        found.collect()
+    }
+
+    /// Where modules of a file are that only tests have: their files, and their folders.
+    fn only_in_tests(path: &Path, text: &str) -> Vec<PathBuf> {
+        let is_root = matches!(path.file_stem().and_then(|stem| stem.to_str()), Some("lib" | "main" | "mod"));
+        let folder = if is_root { path.parent().unwrap().to_owned() } else { path.with_extension("") };
+        let modules = text.lines().zip(text.lines().skip(1)).filter(|(line, _)| *line == "#[cfg(test)]");
+        let names = modules.filter_map(|(_, line)| line.split_once("mod ")?.1.strip_suffix(';'));
+        names.flat_map(|name| [folder.join(format!("{name}.rs")), folder.join(name)]).collect()
     }
 
     fn files(folder: &Path) -> Vec<PathBuf> {
@@ -197,30 +236,92 @@ mod tests {
         entries.flat_map(of).collect()
     }
 
+    /// Folders of what runs in a serving process: the roles, and all crates of ours that they link.
+    const SERVING: [&str; 15] = [
+        "src",
+        "proto/src",
+        "repository/src",
+        "soft-roce/src",
+        "transport/src",
+        "admin/src",
+        "member/src",
+        "spsc/src",
+        "scheduler/src",
+        "frontend/src",
+        "ensembles/src",
+        "gateway/src",
+        "lowering/src",
+        "cuda/src",
+        "backend/src",
+    ];
+    /// Local clusters, simulators and load: no role has them.
+    const TOOLS: &str = "src/tools";
+
+    /// What is in [`SERVING`] and not in tests alone, and where it is from the workspace's root.
+    fn serving() -> Vec<(String, String)> {
+        let root = root();
+        let paths = SERVING.iter().flat_map(|folder| files(&root.join(folder)));
+        let is_served = |path: &PathBuf| {
+            path.extension().is_some_and(|extension| extension == "rs") && !path.starts_with(root.join(TOOLS))
+        };
+        let texts: Vec<(PathBuf, String)> =
+            paths.filter(is_served).map(|path| (path.clone(), fs::read_to_string(&path).unwrap())).collect();
+        let in_tests: Vec<PathBuf> = texts.iter().flat_map(|(path, text)| only_in_tests(path, text)).collect();
+        let of = |path: &Path| path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
+        let is_there = |path: &PathBuf| !in_tests.iter().any(|test| path.starts_with(test));
+        texts.into_iter().filter(|(path, _)| is_there(path)).map(|(path, text)| (of(&path), text)).collect()
+    }
+
+    #[test]
+    fn spans_are_found_by_name_and_without_one() {
+        let text = "    pub(crate) const A: Span = Wait::Word.bound();\n// const B: Span = Span::from_millis(1);\n\
+            const C: [Span; 2] = [Span::from_millis(2), Span::from_secs_f64(3.5)];\n\
+            sleep(Duration::from_millis(4)).await; Duration::from_millis(limit)\n\
+            #[cfg(test)]\nmod tests {\n    const D: Duration = Duration::ZERO;\n}\n";
+        let names: Vec<&str> = spans(text).map(|(name, _)| name).collect();
+        assert_eq!(names, ["A", "Span::from_millis(2)", "Span::from_secs_f64(3.5)", "Duration::from_millis(4)"]);
+
+        let text = "#[cfg(test)]\npub(crate) mod testing;\nmod other;\n#[cfg(test)]\nmod tests;\n";
+        let found = |path: &str| only_in_tests(Path::new(path), text);
+        let expected = |paths: [&str; 4]| paths.map(PathBuf::from).to_vec();
+        assert_eq!(found("a/b.rs"), expected(["a/b/testing.rs", "a/b/testing", "a/b/tests.rs", "a/b/tests"]));
+        assert_eq!(found("a/lib.rs"), expected(["a/testing.rs", "a/testing", "a/tests.rs", "a/tests"]));
+    }
+
+    /// A crate that roles come to link is looked at, too.
+    #[test]
+    fn all_that_roles_link_is_looked_at() {
+        let roots = ["Cargo.toml"].into_iter().map(str::to_owned);
+        let crates = SERVING.iter().filter_map(|folder| folder.strip_suffix("/src"));
+        for manifest in roots.chain(crates.map(|name| format!("{name}/Cargo.toml"))) {
+            let text = fs::read_to_string(root().join(&manifest)).unwrap();
+            let dependencies = text.split("\n[dependencies]\n").nth(1).unwrap_or_default();
+            let dependencies = dependencies.split("\n[").next().unwrap_or_default();
+            for line in dependencies.lines().filter(|line| !line.contains("optional = true")) {
+                let name = line.split([' ', '.']).next().unwrap_or_default();
+                let is_ours = !name.is_empty() && root().join(name).join("Cargo.toml").exists();
+                let is_looked_at = SERVING.iter().any(|folder| folder.strip_suffix("/src") == Some(name));
+                assert!(!is_ours || is_looked_at, "{manifest} links {name}, whose waits nobody looks for");
+            }
+        }
+    }
+
     /// Whoever adds a span of time to a role says which wait it bounds, or that it bounds none on a peer.
     #[test]
     fn no_wait_on_a_peer_is_without_a_name() {
         let others = include_str!("waits/others.txt");
         let known: BTreeSet<&str> = others.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
-        let (root, mut found, mut unnamed) = (root(), BTreeSet::new(), Vec::new());
-        let mut named = BTreeSet::new();
-        for role in ["transport", "member", "scheduler", "frontend", "backend"] {
-            for path in files(&root.join(role).join("src")) {
-                let of = path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
-                if !of.ends_with(".rs") || of.contains("/tests") {
-                    continue;
-                }
-                let text = fs::read_to_string(&path).unwrap();
-                named.extend(Wait::ALL.iter().map(|wait| format!("Wait::{wait:?}")).filter(|wait| text.contains(wait)));
-                for (name, value) in spans(&text) {
-                    let entry = format!("{of} {name}");
-                    match value.strip_prefix("Wait::").is_some() {
-                        true => {}
-                        false if known.contains(&entry[..]) => {
-                            found.insert(entry);
-                        }
-                        false => unnamed.push(format!("{entry} = {value}")),
+        let (mut found, mut unnamed, mut named) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
+        for (of, text) in serving().iter().filter(|(of, _)| of != "proto/src/waits.rs") {
+            named.extend(Wait::ALL.iter().map(|wait| format!("Wait::{wait:?}")).filter(|wait| text.contains(wait)));
+            for (name, value) in spans(text) {
+                let entry = format!("{of} {name}");
+                match value.starts_with("Wait::") {
+                    true => {}
+                    false if known.contains(&entry[..]) => {
+                        found.insert(entry);
                     }
+                    false => unnamed.push(format!("{entry} = {value}")),
                 }
             }
         }

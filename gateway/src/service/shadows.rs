@@ -4,7 +4,7 @@
 //! What is mirrored is bounded in number, bytes and time. What finds no room is not mirrored, which is counted too.
 #![allow(clippy::disallowed_methods)] // Waits in real time.
 
-use std::{cell::Cell, rc::Rc, time::Duration};
+use std::{cell::Cell, rc::Rc};
 
 use bytes::Bytes;
 use ensembles::{
@@ -13,7 +13,7 @@ use ensembles::{
     vote::Order,
 };
 use frontend::{InferError, desk::Desk, request::Place, rope::Rope, tasks::Timing};
-use proto::{Application, Span};
+use proto::{Application, Span, Wait};
 use repository::Model;
 
 use super::{Service, inference::Between};
@@ -29,7 +29,7 @@ const UNDER_WAY_MAX: usize = 64;
 /// Bytes of what they are asked, and answer.
 const BYTES_MAX: usize = 32 << 20;
 /// A shadow that has not answered after so long is not waited for.
-const WAIT_MAX: Duration = Duration::from_secs(10);
+const WAIT_MAX: Span = Wait::Shadow.bound();
 
 /// Shadows that are asked now.
 pub(super) struct Shadows {
@@ -150,9 +150,12 @@ impl Shadows {
                 Err(outcome) => means.count((index, &face), member, Compared::of(outcome)),
                 Ok((place, pending)) => drop(tokio::task::spawn_local(async move {
                     let _place = place;
-                    let compared = match tokio::time::timeout(WAIT_MAX, pending.wait()).await {
+                    let compared = match tokio::time::timeout(WAIT_MAX.to_duration(), pending.wait()).await {
                         Ok(ended) => compare(&face, member, main, ended, (&charge, &means.pool)).await,
-                        Err(_) => Compared::of(ShadowOutcome::Late),
+                        Err(_) => {
+                            Wait::Shadow.note_reached();
+                            Compared::of(ShadowOutcome::Late)
+                        }
                     };
                     means.count((index, &face), member, compared);
                 })),

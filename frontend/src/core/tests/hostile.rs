@@ -315,7 +315,7 @@ impl Attack {
             self.requests.insert(request);
         }
         let name = self.text();
-        let _ = self.core.handle_change(ModelChange::Load, &name, None);
+        let _ = self.core.handle_change(self.now, ModelChange::Load, &name, None);
     }
 
     fn outputs(&mut self) {

@@ -460,7 +460,7 @@ fn an_orphan_goes_on_admitting_and_the_next_primary_is_told() {
     let cancelled = bench.request(false).unwrap();
     bench.cancel(cancelled);
     assert_eq!(bench.done, [], "there is nobody to tell");
-    assert_eq!(bench.core.handle_change(ModelChange::Load, "m0", None), Err(InferError::NoScheduler));
+    assert_eq!(bench.core.handle_change(bench.now, ModelChange::Load, "m0", None), Err(InferError::NoScheduler));
     // Balancers are told when nobody has taken over for a while, and again when somebody has.
     bench.pass(Span::from_millis(250));
     assert!(!bench.core.is_ready());
@@ -708,7 +708,7 @@ fn models_are_what_the_next_primary_says_and_are_read_anew_only_if_loaded_since(
     bench.state(1, 2, ModelState::Serving, 4);
     bench.state(1, 2, ModelState::Serving, 5);
     assert_eq!(read(&mut bench), Vec::<String>::new(), "a standby's word");
-    bench.core.handle_change(ModelChange::Unload, "m2", None).unwrap();
+    bench.core.handle_change(bench.now, ModelChange::Unload, "m2", None).unwrap();
     bench.take_over(1, claim(2, 1).epoch);
     assert_eq!(read(&mut bench), ["m2"], "it was loaded since the standby was joined");
     assert_eq!(bench.changed, [Err(InferError::SchedulerLost)]);
