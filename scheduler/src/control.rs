@@ -46,6 +46,7 @@ use rand_chacha::{
 
 use crate::{
     advice::{AdviceConfig, Advisor, Served},
+    input_sizes::ReadTime,
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
@@ -645,17 +646,17 @@ impl Control {
 
     /// Tells a model's owner what one backend offers, or, if it is none in particular, everything anew.
     fn tell_offers(&mut self, model: ModelId, only: Option<BackendId>) {
-        let budget = self.budget(model);
         let offers = self.members.offers(model).filter(|(backend, ..)| only.is_none_or(|only| only == *backend));
         let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
         let entry = &self.members.models[model.0 as usize];
         let (weights, common) = (entry.weights, only.is_none().then(|| entry.profile.clone()));
         let (queue_max, cost) = (entry.queue_max.clone(), self.members.cost(model));
+        let read_time = self.read_time(model);
         if only.is_none() {
             self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Weights(model, weights)));
         }
         let gpu_price = self.config.gpu_prices.get(&entry.name).copied();
-        let offered = Offered { model, budget, weights, queue_max, cost, gpu_price, common, offers };
+        let offered = Offered { model, read_time, weights, queue_max, cost, gpu_price, common, offers };
         self.tell_owner(model, ControlToShard::Offered(offered));
     }
 
@@ -711,12 +712,12 @@ impl Control {
         self.announce();
     }
 
-    /// What the network costs a model, as configured: its inputs have a size of their own.
-    fn budget(&self, model: ModelId) -> NetworkBudget {
-        let input_bytes = i64::from(self.members.models[model.0 as usize].input_bytes);
-        let per_task = Span(self.config.data_per_megabyte.as_nanos() * input_bytes / 1_000_000);
-        let budget = self.config.budget;
-        NetworkBudget { data_per_task: budget.data_per_task + per_task, ..budget }
+    /// What reading one of a model's inputs takes, as configured. Where requests are unequal they choose its size.
+    fn read_time(&self, model: ModelId) -> ReadTime {
+        let most = self.members.models[model.0 as usize].input_bytes;
+        let least = if self.members.cost(model).is_some() { 0 } else { most };
+        let (fixed, per_megabyte) = (self.config.budget.data_per_task, self.config.data_per_megabyte);
+        ReadTime { fixed, per_megabyte, bytes: least..=most }
     }
 
     fn load(&self) -> SchedulerLoad {

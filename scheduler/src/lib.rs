@@ -20,6 +20,7 @@ pub mod free_times;
 pub mod gpu_work;
 pub mod history;
 pub mod indexed_heap;
+pub mod input_sizes;
 mod lanes;
 pub mod mailbox;
 pub mod matchmaker;

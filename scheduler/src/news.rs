@@ -12,6 +12,7 @@ use proto::{
 
 use crate::{
     dynamic::DynamicTimes,
+    input_sizes::ReadTime,
     messages::NetworkBudget,
     shard::{Applications, Ride, ShardLoad, Unfinished},
     task::{GpuMemory, Task, Weights},
@@ -128,8 +129,8 @@ pub struct Gpu {
 pub struct Offered {
     /// The model.
     pub model: ModelId,
-    /// What the network costs it.
-    pub budget: NetworkBudget,
+    /// What reading one of its inputs takes.
+    pub read_time: ReadTime,
     /// What its weights take.
     pub weights: Weights,
     /// As [`ModelOffer::queue_max`](proto::backend_to_scheduler::ModelOffer::queue_max).

@@ -43,6 +43,7 @@ use crate::{
     advice::Served,
     estimates::{Estimates, Learning, ProfileChange},
     history::Recorder,
+    input_sizes::InputSizes,
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToShard, Forwarded, Gpu, Learned, Moved, Offered, PlannedWith, ShardToControl},
@@ -161,6 +162,8 @@ struct Frontend {
 struct Model {
     /// As configured, with `ctrl` and `data_per_task` as they are planned with.
     budget: NetworkBudget,
+    /// How large they are, and so what is configured of `data`.
+    inputs: InputSizes,
     /// From a plan's arrival to that of its inputs, for each of them.
     data: NetworkTime,
     weights: Weights,
@@ -458,6 +461,7 @@ impl Shard {
         let Some(member) = self.frontends.get_mut(&frontend) else { return Ok(()) };
         member.tasks += 1;
         let (is_full, is_served) = (member.tasks > self.config.tasks_per_frontend_max, member.is_served);
+        self.on_input(now, model, slot.input_bytes);
         let deadline = self.latest_end(now, model, deadline);
         let number = self.application(model, application);
         let (length, payload) = (slot.input_bytes, Ride { attempt: 0, losses: 0, slot });
@@ -728,10 +732,11 @@ impl Shard {
     }
 
     fn on_offered(&mut self, now: Timestamp, offered: Offered) {
-        let Offered { model, budget, weights, queue_max, cost, gpu_price, common, offers } = offered;
+        let Offered { model, read_time, weights, queue_max, cost, gpu_price, common, offers } = offered;
         let entry = self.models.entry(model).or_insert_with(|| Model {
-            budget,
-            data: NetworkTime::new(budget.data_per_task),
+            budget: NetworkBudget::default(),
+            inputs: InputSizes::new(read_time.clone()),
+            data: NetworkTime::new(read_time.least()),
             weights,
             queue_max: Vec::new(),
             cost,
@@ -746,7 +751,8 @@ impl Shard {
         entry.queue_max = queue_max;
         let is_resized = std::mem::replace(&mut entry.weights, weights) != weights;
         let is_dearer = std::mem::replace(&mut entry.cost, cost) != cost;
-        entry.data.set_configured(budget.data_per_task);
+        entry.inputs.set_time(read_time);
+        entry.data.set_configured(entry.inputs.read_time());
         entry.budget = NetworkBudget {
             ctrl: self.ctrl.planned(),
             data_per_task: entry.data.planned(),

@@ -121,8 +121,8 @@ impl Control {
         let PlannedWith { least: execution, batching, budget } = entry.planned?;
         let network = NetworkTimes { ctrl: budget.ctrl, data: budget.data_per_task, resp: self.resp.planned() };
         // A slower network than the configured one refuses nothing.
-        let configured = self.budget(model);
-        let (ctrl, data) = (budget.ctrl.min(configured.ctrl), budget.data_per_task.min(configured.data_per_task));
+        let (ctrl, data) = (self.config.budget.ctrl, self.read_time(model).least());
+        let (ctrl, data) = (budget.ctrl.min(ctrl), budget.data_per_task.min(data));
         let least_latency = execution + ctrl + data + self.resp.allowed();
         let gpus = if self.members.is_served(frontend) { entry.hosts } else { 0 };
         let told = Told { gpus, least_latency, batching, network, model_thread: entry.owner };

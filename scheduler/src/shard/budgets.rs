@@ -33,6 +33,15 @@ impl Shard {
         }
     }
 
+    /// A task has an input of so many bytes.
+    pub(super) fn on_input(&mut self, now: Timestamp, model: ModelId, bytes: u32) {
+        let Some(entry) = self.models.get_mut(&model) else { return };
+        if entry.inputs.handle_input(now, bytes) {
+            entry.data.set_configured(entry.inputs.read_time());
+            self.on_budget(now, model);
+        }
+    }
+
     /// When a task's execution must have ended for its answer to come by `deadline`; `NEVER` if it has none. A task
     /// that a slower network than the configured one leaves no time may still be lucky: it is planned as if the network
     /// were that one.

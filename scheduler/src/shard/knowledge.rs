@@ -63,6 +63,7 @@ impl Shard {
         let Some(member) = self.frontends.get_mut(&task.id.frontend()) else { return };
         member.tasks += 1;
         let is_served = member.is_served;
+        self.on_input(now, model, task.length);
         match self.models.get(&model).map(|entry| entry.hosted) {
             Some(Ok(())) if is_served => self.planner.handle_submit(now, model, task),
             Some(Err(reason)) => self.drop_task(task.id, reason),

@@ -1,6 +1,6 @@
 //! A network that is slower than the configured one is planned with (Symphony, section 5.6), and refuses nobody.
 
-use proto::scheduler_to_frontend::NetworkTimes;
+use proto::{BatchCost, scheduler_to_frontend::NetworkTimes};
 
 use super::*;
 
@@ -20,11 +20,17 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// With a model that differs.
+    fn with(change: impl FnOnce(&mut ModelOffer)) -> Self {
         let mut cluster = scheduler(&ClusterConfig { policy: Policy::Eager, reestimate: false, ..config() });
         let now = Timestamp(0);
         let frontend = cluster.handle_frontend_joined(now, FrontendHello::new("f:1")).unwrap().frontend;
         let mut hello = offer(1);
         hello.models[0].profile = hello.models[0].profile.scaled(1.0 / 6.0);
+        change(&mut hello.models[0]);
         let backend = add_backend(&mut cluster, now, hello).backend;
         let linked = BackendToControl::Linked { frontend, link: LinkId(1) };
         cluster.handle_backend_message(now, Port::Control, backend, linked).unwrap();
@@ -54,13 +60,20 @@ impl Bench {
 
     /// Submits a request, whose input may be decoded late.
     fn request(&mut self, slo: Span, is_guarded: bool) -> Result<BatchPlan, DropReason> {
+        self.request_with(slo, |slot| if is_guarded { slot.guarded() } else { slot })
+    }
+
+    /// Submits a request whose slot differs.
+    fn request_with(
+        &mut self,
+        slo: Span,
+        change: impl FnOnce(SlotDescriptor) -> SlotDescriptor,
+    ) -> Result<BatchPlan, DropReason> {
         self.now += STEP;
         self.requests += 1;
         let mut task = submit(self.frontend, self.requests, self.now + slo);
-        if let FrontendToModelThread::Submit { slot, .. } = &mut task
-            && is_guarded
-        {
-            *slot = slot.guarded();
+        if let FrontendToModelThread::Submit { slot, .. } = &mut task {
+            *slot = change(*slot);
         }
         self.cluster.handle_frontend_message(self.now, Port::Control, self.frontend, task).unwrap();
         self.take().expect("its GPU is idle")
@@ -160,4 +173,30 @@ fn nothing_took_longer_than_since_it_was_sent() {
     bench.serve(30, (Span::from_millis(60_000), Span::from_millis(60_000)), (false, false));
     // Each plan was reported done after 4 ms.
     assert!(bench.delay() < Span::from_micros(8_800));
+}
+
+/// Of a model that allows 16 MB and is asked about kilobytes no batch waits as if it read 16 MB, and no request is
+/// refused as if it had; a large one among them has its time.
+#[test]
+fn reads_are_planned_with_what_requests_have_where_they_choose_it() {
+    let unequal = |model: &mut ModelOffer| {
+        model.input_bytes = 16_000_000;
+        model.cost = Some(BatchCost { fixed: Span::from_micros(10), per_task_ppm: 500_000 });
+    };
+    let mut bench = Bench::with(unequal);
+    let mut delay = |bytes: u32| {
+        let plan = bench.request_with(Span::from_millis(25), |slot| SlotDescriptor { input_bytes: bytes, ..slot });
+        let plan = plan.expect("it has time");
+        let delay = plan.exec_at - bench.now;
+        bench.end(&plan, (Span::ZERO, Span::ZERO), false);
+        delay - Span::from_micros(310)
+    };
+    assert_eq!(delay(1_000), Span(1_024));
+    assert_eq!(delay(10_000_000), Span::from_millis(16));
+    assert_eq!(delay(1_000), Span::from_millis(16), "it may come again");
+    let (least, _) = bench.told.expect("the frontend was told");
+    assert_eq!(least, Span::from_micros(1_000 + 310 + 1_000));
+    bench.now += Span::from_millis(30_000);
+    let plan = bench.request_with(Span::from_millis(25), |slot| SlotDescriptor { input_bytes: 1_000, ..slot }).unwrap();
+    assert_eq!(plan.exec_at - bench.now, Span(311_024));
 }
