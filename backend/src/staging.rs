@@ -114,11 +114,13 @@ impl Staging {
         (self.inputs_bytes, self.answers_bytes)
     }
 
-    /// Whether a batch of this model has room in a staging buffer.
+    /// The largest batch of this model that has room in a staging buffer; 0 if not one task has.
     #[must_use]
-    pub fn fits(&self, model: ModelShape) -> bool {
-        model.batch_max * model.input_bytes <= self.inputs_bytes
-            && model.batch_max * model.answer_stride() <= self.answers_bytes
+    pub fn fitting(&self, model: ModelShape) -> usize {
+        let fitting = |room: usize, bytes: usize| room.checked_div(bytes).unwrap_or(model.batch_max);
+        let (inputs, answers) =
+            (fitting(self.inputs_bytes, model.input_bytes), fitting(self.answers_bytes, model.answer_stride()));
+        model.batch_max.min(inputs).min(answers)
     }
 
     /// Bytes of the whole memory; at least one cache line, so that it can be registered.
@@ -196,10 +198,13 @@ mod tests {
             let staging = Staging::new(gpus, &shapes, 0);
             for chosen in 0..shapes.len() {
                 let ModelShape { batch_max, .. } = shapes[chosen];
-                prop_assert!(staging.fits(shapes[chosen]));
-                let more = |factor| ModelShape { batch_max: batch_max * factor, ..shapes[chosen] };
+                prop_assert_eq!(staging.fitting(shapes[chosen]), batch_max);
                 // No area is more than 5000 bytes for each of 20 tasks, and none less than a cache line.
-                prop_assert!(!staging.fits(more(20 * 5120 / 64 + 1)));
+                let wanted = ModelShape { batch_max: batch_max * (20 * 5120 / 64 + 1), ..shapes[chosen] };
+                let (fitting, (inputs, answers)) = (staging.fitting(wanted), staging.room());
+                prop_assert!((batch_max..wanted.batch_max).contains(&fitting));
+                let has_room = |batch| batch * wanted.input_bytes <= inputs && batch * wanted.answer_stride() <= answers;
+                prop_assert!(has_room(fitting) && !has_room(fitting + 1));
                 // Neighbouring buffers may hold batches of different models.
                 let (mut areas, mut landing) = (Vec::new(), Vec::new());
                 for (gpu, buffer) in (0..gpus).flat_map(|gpu| (0..BUFFERS).map(move |buffer| (gpu, buffer))) {

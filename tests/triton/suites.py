@@ -4,7 +4,9 @@ tests themselves stands here."""
 import fnmatch
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SEQUENCES = "needs sequence batching, which the server does not offer"
 CUDA = "needs CUDA shared memory, of which the server has none"
@@ -197,8 +199,9 @@ class Suite:
     # Models that a server may not look at before it is told to load them: they come once it has started.
     late: object = lambda repository: None
     slo_ms: int = 0
-    # Whether it takes hours, and is run only when it is asked for by its name.
+    # Whether it takes hours, or packages of gigabytes, and is run only when it is asked for by its name.
     long: bool = False
+    packages: tuple = ()
 
 
 def folder_of(suite, state):
@@ -390,6 +393,18 @@ def python_examples(r):
         shutil.copy(source / model, version / "model.py")
         if config:
             shutil.copy(source / config, version.parent / "config.pbtxt")
+
+
+def preprocessing(r):
+    """As its README lays it out, but for the network's file."""
+    source = r.state / "python_backend" / "examples" / "preprocessing"
+    shutil.copytree(source / "model_repository", r.models, dirs_exist_ok=True)
+    for name in ("ensemble_python_resnet50", "preprocess", "resnet50_trt"):
+        (r.models / name / "1").mkdir()
+    shutil.copy(source / "model.py", r.models / "preprocess" / "1")
+    network = Model(r.models / "resnet50_trt").sub("tensorrt_plan", "onnxruntime_onnx").folder
+    script, python = Path(__file__).with_name("resnet50.py"), r.state / "venv" / "bin" / "python"
+    subprocess.run([python, script, "export", network / "1" / "model.onnx"], check=True)
 
 
 def bools(models):
@@ -753,6 +768,9 @@ SUITES = [
             ("custom_metrics", "client.py", ("PASS: custom_metrics",)),
         )
     ], env=NO_PROBE),
+    Suite("python-preprocessing", "python_backend/examples/preprocessing", preprocessing, [
+        Script("preprocessing/client.py", python("{here}/resnet50.py", "judge", "{state}/server/qa/images/mug.jpg")),
+    ], env=NO_PROBE, long=True, packages=("torch", "torchvision")),
     Suite("lifecycle-stress", QA + "L0_lifecycle", reload_models, [
         Unit("lifecycle_test.py", tests=("*.test_concurrent_same_model_load_unload_stress",), seconds=400),
     ], triton="--model-control-mode=explicit"),

@@ -119,9 +119,9 @@ impl Core {
     /// configuration places it on no GPU, or why it cannot be run.
     pub fn handle_loaded(&mut self, now: Timestamp, load: LoadId, result: Result<Vec<Loaded>, String>) {
         let Some(load) = self.take_loading(load) else { return };
-        let checked = result.and_then(|versions| {
-            for loaded in &versions {
-                self.hosting.check(&self.config.staging, loaded)?;
+        let checked = result.and_then(|mut versions| {
+            for loaded in &mut versions {
+                self.hosting.fit(&self.config.staging, loaded)?;
                 self.memories.check(loaded)?;
             }
             Ok(versions)
@@ -292,18 +292,23 @@ impl Hosting {
         over.into_iter().map(|model| (model, self.models.remove(&model))).collect()
     }
 
-    /// Staging memory is laid out when a life begins.
-    fn check(&self, staging: &Staging, loaded: &Loaded) -> Result<(), String> {
-        let name = &loaded.model.name;
-        if !staging.fits(loaded.shape) {
-            let (shape, (inputs, answers)) = (loaded.shape, staging.room());
-            let batch = shape.batch_max;
+    /// Staging memory is laid out when a life begins: what comes later has no larger batches than there is room for.
+    fn fit(&self, staging: &Staging, loaded: &mut Loaded) -> Result<(), String> {
+        let Loaded { model, shape, profile, .. } = loaded;
+        let (name, fitting) = (&model.name, staging.fitting(*shape));
+        if fitting == 0 {
+            let (inputs, answers) = staging.room();
             return Err(format!(
-                "{batch} tasks of {name} have inputs of {} and answers of {} bytes, and a batch has room for {inputs} \
-                 and {answers}: lower max_batch_size, or raise staging_bytes and restart the backend",
-                batch * shape.input_bytes,
-                batch * shape.answer_stride()
+                "a task of {name} has inputs of {} and answers of {} bytes, and a batch has room for {inputs} and \
+                 {answers}: lower the model's max_bytes, or raise staging_bytes and restart the backend",
+                shape.input_bytes,
+                shape.answer_stride()
             ));
+        }
+        if fitting < shape.batch_max {
+            let wanted = shape.batch_max;
+            tracing::info!(model = name, batch_max = fitting, wanted, "room for smaller batches only (staging_bytes)");
+            (shape.batch_max, *profile) = (fitting, profile.up_to(fitting));
         }
         if self.ready.len() >= READY_MAX {
             return Err(format!("{READY_MAX} loaded models wait for the scheduler's word already"));

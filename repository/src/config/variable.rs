@@ -8,18 +8,14 @@ use crate::{
     BatchLengths,
     config::file::{ConfigFile, dims, get},
     error::RepositoryError,
-    model::{PROCESS, PYTHON},
     tensor::{DataType, Tensor, Variable, elements},
 };
 
 /// Bytes of the elements of all tensors of a batch whose size requests choose, if the configuration bounds neither
 /// their dimensions nor their bytes; all members must come to the same bounds, whatever memory they have.
 const BATCH_BYTES_DEFAULT: usize = 512 << 20;
-/// The same of a model that a program runs, which has its batches in memory of its own.
-const BATCH_BYTES_OF_PROGRAM: usize = 64 << 20;
 /// The part of each tensor in a row has at least (first) and at most (second) so many bytes.
 const BYTES_DEFAULT: (usize, usize) = (4 << 20, 32 << 20);
-const BYTES_OF_PROGRAM: (usize, usize) = (64 << 10, 4 << 20);
 /// The longest dimension, and the most bytes, that can be configured.
 pub(super) const BOUND_MAX: usize = 1 << 30;
 
@@ -60,11 +56,8 @@ impl ConfigFile<'_> {
         let tensors = tensors.filter(|tensor| dims(tensor, "dims").iter().any(|&dim| dim < 0)).count();
         let rows = get(&self.message, "max_batch_size").as_i32().unwrap_or_default();
         let rows = usize::try_from(rows).unwrap_or_default().clamp(1, LatencyProfile::MAX_BATCH);
-        let (all, (least, most)) = match self.executor_name().as_str() {
-            PROCESS | PYTHON => (BATCH_BYTES_OF_PROGRAM, BYTES_OF_PROGRAM),
-            _ => (BATCH_BYTES_DEFAULT, BYTES_DEFAULT),
-        };
-        (all / (rows * tensors.max(1))).clamp(least, most)
+        let (least, most) = BYTES_DEFAULT;
+        (BATCH_BYTES_DEFAULT / (rows * tensors.max(1))).clamp(least, most)
     }
 
     /// The tensor with the dimensions that `message` gives it.
