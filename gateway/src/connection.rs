@@ -214,14 +214,15 @@ async fn converse(
         let gives_way = request.version() < Version::HTTP_2 && activity.is_pipelined();
         let (server, request_open) = (Rc::clone(server), activity.open());
         let activity = Rc::clone(activity);
-        async move {
+        // Its twelve kilobytes stay where they are: hyper and tokio move it a dozen times.
+        Box::pin(async move {
             if gives_way {
                 tokio::task::yield_now().await;
             }
             check_closed(&server, &request)?;
             let (caller, reply) = answer(server, &activity, request).await;
             Ok::<_, h2::Error>(reply.map(|body| Watched::new(body, request_open, caller)))
-        }
+        })
     });
     let head_timeout = if activity.is_spare { limits.head_timeout.min(SPARE_TIMEOUT) } else { limits.head_timeout };
     let limits = Limits { head_timeout, ..limits };
