@@ -351,12 +351,19 @@ def take_pictures(browser, up, folder):
     folder.mkdir(exist_ok=True)
     load = up.load(600)
     try:
-        for view_name, (host, port) in [("cluster", up.cluster), ("models", up.models)]:
+        for view_name, (host, port) in [("cluster", up.cluster), ("models", up.models), ("requests", up.models)]:
             for scheme in SCHEMES:
                 with browser.view(f"http://{host}:{port}/ui", color_scheme=scheme) as view:
                     view.expect("#state").to_have_text("It answers.")
                     if view_name == "models":
                         view.expect("#totals").to_contain_text("5 s")
+                    if view_name == "requests":
+                        view.page.click("#to-requests")
+                        view.page.fill("#requests-match", "resnet50")
+                        view.expect("#recent tbody").to_contain_text("resnet50")
+                        view.page.click("#recent tbody tr:has-text('in time') a")
+                        view.expect("#life-title").to_contain_text("The life of request")
+                        view.page.evaluate("document.getElementById('life-title').scrollIntoView()")
                     path = folder / f"{view_name}-{scheme}.png"
                     view.page.screenshot(path=path)
                     print(f"{path.relative_to(folder.parent)}: {path.stat().st_size >> 10} KiB")
