@@ -203,7 +203,8 @@ mod tests {
                 let wanted = ModelShape { batch_max: batch_max * (20 * 5120 / 64 + 1), ..shapes[chosen] };
                 let (fitting, (inputs, answers)) = (staging.fitting(wanted), staging.room());
                 prop_assert!((batch_max..wanted.batch_max).contains(&fitting));
-                let has_room = |batch| batch * wanted.input_bytes <= inputs && batch * wanted.answer_stride() <= answers;
+                let (input, answer) = (wanted.input_bytes, wanted.answer_stride());
+                let has_room = |batch| batch * input <= inputs && batch * answer <= answers;
                 prop_assert!(has_room(fitting) && !has_room(fitting + 1));
                 // Neighbouring buffers may hold batches of different models.
                 let (mut areas, mut landing) = (Vec::new(), Vec::new());
