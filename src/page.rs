@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods)] // Has a socket and waits, in real time.
 
 use std::{
-    io::{ErrorKind, Read as _, Write as _},
+    io::{Error, ErrorKind, Read as _, Write as _},
     net::{TcpStream, ToSocketAddrs as _},
     time::Instant,
 };
@@ -29,11 +29,18 @@ pub(crate) fn of(member: &str, target: &str, whose: &str) -> Result<String> {
     let address = member.strip_prefix("http://").unwrap_or(member).trim_end_matches('/');
     let found = address.to_socket_addrs().context("expected ip:port or name:port")?.next();
     let at = found.ok_or_else(|| anyhow!("the name has no address"))?;
-    let mut stream = TcpStream::connect_timeout(&at, PATIENCE.to_duration())?;
+    let mut stream = TcpStream::connect_timeout(&at, PATIENCE.to_duration()).inspect_err(note_if_late)?;
     let until = Instant::now() + PATIENCE.to_duration();
     stream.set_write_timeout(Some(PATIENCE.to_duration()))?;
-    stream.write_all(format!("GET {target} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes())?;
+    let question = format!("GET {target} HTTP/1.1\r\nhost: {address}\r\n\r\n");
+    stream.write_all(question.as_bytes()).inspect_err(note_if_late)?;
     body(&read(stream, until).context("no answer")?, target, whose)
+}
+
+fn note_if_late(error: &Error) {
+    if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) {
+        Wait::Looked.note_reached();
+    }
 }
 
 /// All that comes until the other end closes. One that tells a byte at a time gets no more time than others.

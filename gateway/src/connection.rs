@@ -214,7 +214,7 @@ async fn converse(
         let gives_way = request.version() < Version::HTTP_2 && activity.is_pipelined();
         let (server, request_open) = (Rc::clone(server), activity.open());
         let activity = Rc::clone(activity);
-        // Its twelve kilobytes stay where they are: hyper and tokio move it a dozen times.
+        // hyper and tokio move this future a dozen times, which is 12 KB large.
         Box::pin(async move {
             if gives_way {
                 tokio::task::yield_now().await;

@@ -648,14 +648,17 @@ impl Control {
     fn tell_offers(&mut self, model: ModelId, only: Option<BackendId>) {
         let offers = self.members.offers(model).filter(|(backend, ..)| only.is_none_or(|only| only == *backend));
         let offers = offers.map(|(_, gpus, offered)| (gpus, Arc::clone(offered))).collect();
-        let entry = &self.members.models[model.0 as usize];
+        let cost = self.members.cost(model);
+        let entry = &mut self.members.models[model.0 as usize];
+        // Where requests are unequal they choose how large inputs are.
+        entry.input_bytes_min = if cost.is_some() { 0 } else { entry.input_bytes };
         let (weights, common) = (entry.weights, only.is_none().then(|| entry.profile.clone()));
-        let (queue_max, cost) = (entry.queue_max.clone(), self.members.cost(model));
-        let read_time = self.read_time(model);
+        let queue_max = entry.queue_max.clone();
         if only.is_none() {
             self.outputs.push_back(ControlOutput::ToRank(ControlToRank::Weights(model, weights)));
         }
         let gpu_price = self.config.gpu_prices.get(&entry.name).copied();
+        let read_time = self.read_time(model);
         let offered = Offered { model, read_time, weights, queue_max, cost, gpu_price, common, offers };
         self.tell_owner(model, ControlToShard::Offered(offered));
     }
@@ -712,10 +715,10 @@ impl Control {
         self.announce();
     }
 
-    /// What reading one of a model's inputs takes, as configured. Where requests are unequal they choose its size.
+    /// What reading one of a model's inputs takes, as configured.
     fn read_time(&self, model: ModelId) -> ReadTime {
-        let most = self.members.models[model.0 as usize].input_bytes;
-        let least = if self.members.cost(model).is_some() { 0 } else { most };
+        let entry = &self.members.models[model.0 as usize];
+        let (least, most) = (entry.input_bytes_min, entry.input_bytes);
         let (fixed, per_megabyte) = (self.config.budget.data_per_task, self.config.data_per_megabyte);
         ReadTime { fixed, per_megabyte, bytes: least..=most }
     }

@@ -65,7 +65,6 @@ impl InputSizes {
             self.largest = if is_recent { self.seen } else { *self.time.bytes.start() };
             (self.seen, self.ends_at) = (*self.time.bytes.start(), now + WINDOW);
         }
-        let bytes = self.bounded(bytes);
         // In doublings: each change has all of the model's batches planned anew, and frontends told.
         let rounded = self.bounded(bytes.checked_next_power_of_two().unwrap_or(u32::MAX));
         self.seen = self.seen.max(rounded);

@@ -300,7 +300,7 @@ impl Hosting {
             let (inputs, answers) = staging.room();
             return Err(format!(
                 "a task of {name} has inputs of {} and answers of {} bytes, and a batch has room for {inputs} and \
-                 {answers}: lower the model's max_bytes, or raise staging_bytes and restart the backend",
+                 {answers}: raise staging_bytes and restart the backend, or lower max_bytes if requests choose sizes",
                 shape.input_bytes,
                 shape.answer_stride()
             ));

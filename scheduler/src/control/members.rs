@@ -224,8 +224,10 @@ pub(super) struct Model {
     pub(super) version: String,
     /// The slowest of all offers, batch size by batch size: a candidate must fit its window on whichever GPU it gets.
     pub(super) profile: LatencyProfile,
-    /// Bytes of one task's input.
+    /// Bytes of one task's input; where requests choose its size, of the largest.
     pub(super) input_bytes: u32,
+    /// Of the smallest, as the model's owner was told.
+    pub(super) input_bytes_min: u32,
     /// What it takes in memory, by the largest of all offers.
     pub(super) weights: Weights,
     /// Requests that may wait, by their priority, as the newest offer has it.
@@ -695,6 +697,7 @@ impl Members {
                 version: offer.version.clone(),
                 profile: offer.profile.clone(),
                 input_bytes: offer.input_bytes,
+                input_bytes_min: offer.input_bytes,
                 weights: offer.weights,
                 queue_max: offer.queue_max.clone(),
                 owner: ModelThreadId(0),
