@@ -215,7 +215,8 @@ impl Frontend {
 
     /// The transport's loop: packets to events, events to the core, the core's outputs to the transport.
     async fn move_packets(&mut self) -> io::Result<Infallible> {
-        let endpoint = Readiness::of(&self.endpoint)?;
+        let [packets, links] = self.endpoint.descriptors();
+        let mut readiness = Readiness::of(&packets, &links)?;
         let desk = Rc::clone(&self.desk);
         let (mut watch, mut due) = (TurnWatch::default(), Timestamp::PAST);
         loop {
@@ -223,26 +224,22 @@ impl Frontend {
                 desk.handle_silences(watch.count());
                 tracing::warn!("no packets were moved for {silence}: the machine is too busy, or a request took long");
             }
-            let busy = self.turn();
-            due = self.clock.now();
-            if busy {
+            self.turn();
+            let now = self.clock.now();
+            due = self.poll_timeout().max(now);
+            if due == now {
                 // Others of this thread have a turn too.
                 tokio::task::yield_now().await;
                 continue;
             }
-            due = self.poll_timeout().max(due);
-            let wait = (due - self.clock.now()).to_duration();
-            tokio::select! {
-                ready = endpoint.readable() => ready?,
-                () = tokio::time::sleep(wait) => {}
-                () = desk.woken() => {}
-            }
+            let ready = readiness.wait((due - now).to_duration(), desk.woken()).await?;
+            self.endpoint.handle_ready(ready);
         }
     }
 
-    /// Looks at everything once. True if there may be more to do at once.
-    fn turn(&mut self) -> bool {
-        let progressed = self.endpoint.drive(self.clock.now());
+    /// Looks at everything once.
+    fn turn(&mut self) {
+        self.endpoint.drive(self.clock.now());
         while let Some(event) = self.endpoint.poll_event() {
             self.desk.handle_event(event);
         }
@@ -251,7 +248,7 @@ impl Frontend {
         while let Some(output) = self.desk.poll_output() {
             self.handle_output(output);
         }
-        progressed || self.poll_timeout() <= self.clock.now()
+        self.endpoint.flush(self.clock.now());
     }
 
     fn poll_timeout(&self) -> Timestamp {

@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use arbitrary::Arbitrary;
@@ -161,6 +162,7 @@ impl Victim {
             sq_psn: SQ_PSN,
             path_mtu: PathMtu::Mtu256,
             identification: Identification::SegmentIndex,
+            ack_delay: which.shares_receives().then(|| Duration::from_millis(1)),
         };
         if which.takes_datagrams() {
             self.endpoint.modify_datagrams_to_ready_to_receive(number).unwrap();

@@ -1,6 +1,6 @@
 //! Everything that can be set, with its limits.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use crate::{
     error::CreateError,
@@ -221,6 +221,10 @@ pub struct Peer {
     pub path_mtu: PathMtu,
     /// How strictly its ICRC can be checked.
     pub identification: Identification,
+    /// Both ends agree that a SEND or WRITE whose end nobody waits for (it is not signalled) asks for no
+    /// acknowledgement, and gets one all the same within this time. `None`: the last packet of every message asks, as
+    /// those of Linux's rdma_rxe do, and what does not ask is acknowledged with what does.
+    pub ack_delay: Option<Duration>,
 }
 
 impl Peer {

@@ -5,7 +5,10 @@
 //! 7. Without it, whoever loses the last packet of a message, or of an answer, waits for the whole timeout. The delay
 //! of a probe is the retransmission timeout of RFC 6298, section 2, over round trips that were measured on packets sent
 //! once (Karn's algorithm, section 3). It doubles with each probe and stays so until a new round trip is measured
-//! (section 5.7), so that a peer that is merely slow is not flooded.
+//! (section 5.7), so that a peer that is merely slow is not flooded. Where the peer may take its time with the
+//! acknowledgement, a probe comes that much later, as in QUIC (RFC 9002, section 6.2.1).
+
+use std::time::Duration;
 
 use crate::{config::QueuePairConfig, time::Timestamp, wire::Psn};
 
@@ -66,6 +69,10 @@ pub(crate) struct LossTimer {
     round_trip: Option<RoundTrip>,
     /// The packet that is being timed: its answer must acknowledge this number.
     timed: Option<(Psn, Timestamp)>,
+    /// One past the last packet that the peer must answer at once.
+    asked: Psn,
+    /// How long it may wait with the acknowledgement of others.
+    ack_delay: Duration,
 }
 
 impl LossTimer {
@@ -81,18 +88,34 @@ impl LossTimer {
             backoff: 0,
             round_trip: None,
             timed: None,
+            asked: Psn::default(),
+            ack_delay: Duration::ZERO,
         }
     }
 
-    /// A packet goes out that the peer must answer at once, for the first time: its round trip can be measured.
-    pub(crate) fn time(&mut self, psn: Psn, now: Timestamp) {
-        self.timed.get_or_insert((psn, now));
+    /// Numbers begin here, and the peer acknowledges what does not ask for it within `ack_delay`.
+    pub(crate) const fn connect(&mut self, first: Psn, ack_delay: Duration) {
+        (self.asked, self.ack_delay) = (first, ack_delay);
     }
 
-    /// Something goes out: the timers run from now, unless they do already.
-    pub(crate) fn start(&mut self, now: Timestamp) {
+    /// Whether the next packet should ask, as no round trip is known, or none since an answer was late.
+    pub(crate) const fn wants_round_trip(&self) -> bool {
+        self.timed.is_none() && (self.round_trip.is_none() || self.backoff > 0)
+    }
+
+    /// A packet goes out that the peer must answer at once. If it is the first time, its round trip can be measured.
+    pub(crate) fn ask(&mut self, psn: Psn, end: Psn, is_first: bool, now: Timestamp) {
+        self.asked = end;
+        if is_first {
+            self.timed.get_or_insert((psn, now));
+        }
+    }
+
+    /// Something goes out, and `oldest` is the first without an answer: the timers run from now, unless they do
+    /// already.
+    pub(crate) fn start(&mut self, now: Timestamp, oldest: Psn) {
         if self.retransmit_at.is_none() {
-            self.restart(now);
+            self.restart(now, oldest);
         }
     }
 
@@ -105,16 +128,16 @@ impl LossTimer {
         }
         (self.retries, self.probes) = (0, 0);
         if outstanding {
-            self.restart(now);
+            self.restart(now, acknowledged);
         } else {
             self.pause();
         }
     }
 
-    /// Everything without an answer is sent again: no answer tells any more which of its packets it answers.
-    pub(crate) fn on_repeat(&mut self, now: Timestamp) {
+    /// Everything from `oldest` on is sent again: no answer tells any more which of its packets it answers.
+    pub(crate) fn on_repeat(&mut self, now: Timestamp, oldest: Psn) {
         self.timed = None;
-        self.restart(now);
+        self.restart(now, oldest);
     }
 
     /// Nothing is waited for, or nothing is sent.
@@ -127,9 +150,11 @@ impl LossTimer {
         (self.retransmit_at, self.probe_at) = (None, None);
     }
 
-    fn restart(&mut self, now: Timestamp) {
+    fn restart(&mut self, now: Timestamp, oldest: Psn) {
         self.retransmit_at = self.timeout.map(|delay| doubled(now, delay, self.retries));
-        self.probe_at = self.round_trip.map(|known| doubled(now, known.timeout(), self.backoff));
+        let may_be_late = !oldest.is_before(self.asked);
+        let from = if may_be_late { now + self.ack_delay } else { now };
+        self.probe_at = self.round_trip.map(|known| doubled(from, known.timeout(), self.backoff));
     }
 
     /// When [`Self::handle_timeout`] has something to do. Probes are for the time before the timeout.
@@ -180,8 +205,8 @@ mod tests {
 
     /// One packet is sent at `from` and answered after `round_trip`.
     fn exchange(timer: &mut LossTimer, from: u64, round_trip: u64) {
-        timer.time(Psn::new(0), at(from));
-        timer.start(at(from));
+        timer.ask(Psn::new(0), Psn::new(1), true, at(from));
+        timer.start(at(from), Psn::new(0));
         timer.on_progress(at(from + round_trip), Psn::new(1), false);
         assert_eq!(timer.poll_timeout(), None);
     }
@@ -189,11 +214,11 @@ mod tests {
     #[test]
     fn nothing_is_probed_before_a_round_trip_is_known() {
         let mut timer = timer();
-        timer.start(at(0));
+        timer.start(at(0), Psn::new(1));
         assert_eq!(timer.poll_timeout(), Some(at(0) + TIMEOUT));
         assert_eq!(timer.handle_timeout(at(8_000)), None);
         assert_eq!(timer.handle_timeout(at(0) + TIMEOUT), Some(Overdue::Timeout));
-        timer.on_repeat(at(0) + TIMEOUT);
+        timer.on_repeat(at(0) + TIMEOUT, Psn::new(0));
         assert_eq!(timer.poll_timeout(), Some(at(0) + TIMEOUT * 3), "twice the timeout, from now");
         assert_eq!(timer.handle_timeout(at(0) + TIMEOUT * 3), Some(Overdue::RetriesExceeded));
     }
@@ -202,7 +227,7 @@ mod tests {
     fn probes_alternate_double_and_end_at_the_timeout() {
         let mut timer = timer();
         exchange(&mut timer, 0, 50);
-        timer.start(at(1_000));
+        timer.start(at(1_000), Psn::new(1));
         for (due, probe) in [(2_000, Overdue::ProbeLast), (4_000, Overdue::ProbeOldest), (8_000, Overdue::ProbeLast)] {
             assert_eq!(timer.poll_timeout(), Some(at(due)));
             assert_eq!(timer.handle_timeout(at(due)), Some(probe));
@@ -216,11 +241,11 @@ mod tests {
         let mut timer = timer();
         exchange(&mut timer, 0, 1_000);
         // RFC 6298: 1000 + 4 * 500, then 7/8 * 1000 + 1/8 * 2000 + 4 * (3/4 * 500 + 1/4 * 1000).
-        timer.start(at(0));
+        timer.start(at(0), Psn::new(1));
         assert_eq!(timer.poll_timeout(), Some(at(3_000)));
         timer.stop();
         exchange(&mut timer, 0, 2_000);
-        timer.start(at(0));
+        timer.start(at(0), Psn::new(1));
         assert_eq!(timer.poll_timeout(), Some(at(1_125 + 4 * 625)));
     }
 
@@ -228,14 +253,32 @@ mod tests {
     fn what_was_repeated_is_not_measured_and_the_delay_stays_doubled() {
         let mut timer = timer();
         exchange(&mut timer, 0, 50);
-        timer.time(Psn::new(1), at(0));
-        timer.start(at(0));
+        timer.ask(Psn::new(1), Psn::new(2), true, at(0));
+        timer.start(at(0), Psn::new(1));
         assert_eq!(timer.handle_timeout(at(1_000)), Some(Overdue::ProbeLast));
         timer.on_progress(at(1_500), Psn::new(2), true);
         assert_eq!(timer.poll_timeout(), Some(at(3_500)), "a slow peer answers too, and would be probed for ever");
         timer.stop();
         exchange(&mut timer, 5_000, 50);
-        timer.start(at(6_000));
+        timer.start(at(6_000), Psn::new(1));
         assert_eq!(timer.poll_timeout(), Some(at(7_000)));
+    }
+
+    #[test]
+    fn what_does_not_ask_may_be_answered_later() {
+        let mut timer = timer();
+        timer.connect(Psn::new(0), Duration::from_millis(1));
+        assert!(timer.wants_round_trip());
+        exchange(&mut timer, 0, 50);
+        assert!(!timer.wants_round_trip());
+        timer.start(at(1_000), Psn::new(1));
+        assert_eq!(timer.poll_timeout(), Some(at(3_000)), "a millisecond later than one that asks");
+        timer.ask(Psn::new(2), Psn::new(3), true, at(1_500));
+        timer.on_progress(at(1_600), Psn::new(2), true);
+        assert_eq!(timer.poll_timeout(), Some(at(2_600)));
+        timer.on_progress(at(1_700), Psn::new(3), true);
+        assert_eq!(timer.poll_timeout(), Some(at(3_700)));
+        assert_eq!(timer.handle_timeout(at(3_700)), Some(Overdue::ProbeLast));
+        assert!(timer.wants_round_trip(), "the delay is doubled until one is known");
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     region::{Denied, RegionTable},
     segmentation_batch::Outgoing,
     segments::Windows,
+    time::Timestamp,
     wire::{Aeth, PacketKind, Position, Psn, QueuePairNumber, Repr, Reth, Syndrome},
 };
 
@@ -69,21 +70,39 @@ impl Reply {
 /// Replies to send, and answered requests to remember.
 pub(crate) struct Outbox {
     replies: VecDeque<Reply>,
+    /// When what was carried out and did not ask for it is to be acknowledged, unless a reply does so before.
+    acknowledge_by: Option<Timestamp>,
     resources: VecDeque<Resource>,
     resources_max: usize,
 }
 
 impl Outbox {
     pub(crate) const fn new(resources_max: usize) -> Self {
-        Self { replies: VecDeque::new(), resources: VecDeque::new(), resources_max }
+        Self { replies: VecDeque::new(), acknowledge_by: None, resources: VecDeque::new(), resources_max }
     }
 
     /// Acknowledges or refuses `psn`. What comes last speaks for all before it, so two in a row become one.
     pub(crate) fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, message_sequence: u32) {
+        self.acknowledge_by = None;
         if let Some(Reply::Acknowledge { .. }) = self.replies.back() {
             self.replies.pop_back();
         }
         self.replies.push_back(Reply::Acknowledge { psn, syndrome, message_sequence });
+    }
+
+    /// Something was carried out that is to be acknowledged at last then.
+    pub(crate) fn acknowledge_by(&mut self, at: Timestamp) {
+        self.acknowledge_by.get_or_insert(at);
+    }
+
+    /// When an acknowledgement is due that nobody has asked for.
+    pub(crate) const fn poll_timeout(&self) -> Option<Timestamp> {
+        self.acknowledge_by
+    }
+
+    /// Whether such an acknowledgement is all that there is to send.
+    pub(crate) fn owes_acknowledgement_only(&self) -> bool {
+        self.acknowledge_by.is_some() && self.replies.is_empty()
     }
 
     /// Whether a refusal of `psn` is still to be sent.
@@ -106,6 +125,8 @@ impl Outbox {
             });
         }
         self.resources.push_back(resource);
+        // Its response speaks for all before it.
+        self.acknowledge_by = None;
         self.replies.push_back(Reply::Respond { resource, sent: 0, is_again: false });
     }
 
@@ -143,6 +164,7 @@ impl Outbox {
     }
 
     pub(crate) fn clear(&mut self) {
+        self.acknowledge_by = None;
         self.replies.clear();
         self.resources.clear();
     }

@@ -217,10 +217,14 @@ impl QueuePair {
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
-        self.requester.poll_timeout()
+        let timers = [self.requester.poll_timeout(), self.responder.outbox.poll_timeout()];
+        timers.into_iter().flatten().min()
     }
 
     pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+        if self.responder.outbox.poll_timeout().is_some_and(|at| at <= cx.now) {
+            self.responder.acknowledge();
+        }
         if let Err(failure) = self.requester.handle_timeout(cx) {
             self.responder.outbox.clear();
             self.fail(Some(failure), Status::Flushed, cx);
@@ -242,7 +246,14 @@ impl QueuePair {
         for side in [self.turn, other] {
             let mut batch = SegmentationBatch::new(buf, source, peer.address, segments_max, peer.path_mtu.has_icrc());
             match side {
-                Side::Requester => self.transmit_requests(&mut batch, peer.queue_pair, cx),
+                Side::Requester => {
+                    self.transmit_requests(&mut batch, peer.queue_pair, cx);
+                    // It costs next to nothing where a request goes the same way, and its own way a system call.
+                    if self.responder.outbox.owes_acknowledgement_only() && batch.takes_acknowledgement() {
+                        self.responder.acknowledge();
+                        self.transmit_replies(&mut batch, peer.queue_pair, cx);
+                    }
+                }
                 Side::Responder => self.transmit_replies(&mut batch, peer.queue_pair, cx),
             }
             if let Some(transmit) = batch.finish() {

@@ -8,7 +8,7 @@
 
 mod packets;
 
-use std::{collections::VecDeque, ops::Range};
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use crate::{
     arrivals::Arrivals,
@@ -32,6 +32,9 @@ const ACK_INTERVAL_PACKETS: u32 = 64;
 const WINDOW_MIN_PACKETS: u32 = 16;
 /// The window grows by a packet for so many acknowledged.
 const WINDOW_GROWTH_PACKETS: u32 = 8;
+/// An acknowledgement that may be late is missed after so many delays: the peer's own timer is late as well, by a
+/// millisecond where an event loop counts in those, and longer on a busy machine.
+const ACK_DELAYS_WAITED: u32 = 4;
 /// How often we go back without progress because of gaps, before only the timer may.
 const GAP_RETRIES: u32 = 3;
 
@@ -122,6 +125,8 @@ pub(crate) struct Requester {
     /// The last answer that came too early, since progress was made.
     pub(crate) ahead: Option<Psn>,
     mtu_bytes: u32,
+    /// The peer acknowledges in time what does not ask for it.
+    may_ask_less: bool,
     config: QueuePairConfig,
 }
 
@@ -148,14 +153,17 @@ impl Requester {
             gap_retries: 0,
             ahead: None,
             mtu_bytes: 0,
+            may_ask_less: false,
             config,
         }
     }
 
-    pub(crate) const fn connect(&mut self, peer: &Peer) {
+    pub(crate) fn connect(&mut self, peer: &Peer) {
         let first = peer.sq_psn;
         (self.acknowledged, self.next, self.sent, self.posted) = (first, first, first, first);
         self.mtu_bytes = peer.path_mtu.bytes();
+        self.may_ask_less = peer.ack_delay.is_some();
+        self.timer.connect(first, peer.ack_delay.unwrap_or(Duration::ZERO) * ACK_DELAYS_WAITED);
     }
 
     pub(crate) fn limit(&mut self, max_rd_atomic: usize, window_packets: u32) {
@@ -270,14 +278,15 @@ impl Requester {
             self.in_flight.packets += 1;
         }
         self.since_ack_request = if packet.repr.ack_request { 0 } else { self.since_ack_request + 1 };
-        if packet.repr.ack_request && self.next == self.sent {
-            self.timer.time(self.next, now);
-        }
+        let (psn, is_first) = (self.next, self.next == self.sent);
         self.next = self.next.plus(packet.psns);
+        if packet.repr.ack_request {
+            self.timer.ask(psn, self.next, is_first, now);
+        }
         if self.sent.is_before(self.next) {
             self.sent = self.next;
         }
-        self.timer.start(now);
+        self.timer.start(now, self.acknowledged);
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
@@ -300,7 +309,7 @@ impl Requester {
                 cx.counters.retransmits_timeout += 1;
                 self.shrink_window();
                 self.go_back();
-                self.timer.on_repeat(cx.now);
+                self.timer.on_repeat(cx.now, self.acknowledged);
             }
             Some(Overdue::RetriesExceeded) => {
                 return Err(Failure { psn: self.acknowledged, status: Status::RetryExceeded });
@@ -359,14 +368,14 @@ impl Requester {
         if self.may_repair(cx) {
             self.shrink_window();
             self.go_back();
-            self.timer.on_repeat(cx.now);
+            self.timer.on_repeat(cx.now, self.acknowledged);
         }
     }
 
     /// READ responses have come although an earlier one is missing: asks again for what is missing before them.
     pub(crate) fn repair_hole(&mut self, cx: &mut Context<'_>) {
         if self.may_repair(cx) && self.repeat(self.acknowledged) {
-            self.timer.on_repeat(cx.now);
+            self.timer.on_repeat(cx.now, self.acknowledged);
         }
     }
 
@@ -405,7 +414,8 @@ impl Requester {
         self.probed_to = None;
         self.arrivals.clear();
         self.hole_end = self.acknowledged;
-        self.since_ack_request = 0;
+        // After a loss the first packet asks, whoever may wait.
+        self.since_ack_request = if self.may_ask_less { ACK_INTERVAL_PACKETS } else { 0 };
         self.recount();
     }
 

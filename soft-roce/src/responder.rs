@@ -4,7 +4,7 @@
 //! resources, length, key. What fails has changed nothing but, at most, the receive in use. Requests are carried out in
 //! order, packet by packet, so the only state of a message in progress is [`Inbound`].
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use crate::{
     completion::{Completion, CompletionOpcode, Status},
@@ -76,6 +76,7 @@ pub(crate) struct Responder {
     gap_reported: bool,
     inbound: Inbound,
     mtu_bytes: u32,
+    ack_delay: Option<Duration>,
     config: QueuePairConfig,
 }
 
@@ -93,6 +94,7 @@ impl Responder {
             gap_reported: false,
             inbound: Inbound::None,
             mtu_bytes: 0,
+            ack_delay: None,
             config,
         }
     }
@@ -101,6 +103,7 @@ impl Responder {
         self.expected = peer.rq_psn;
         self.acknowledged = peer.rq_psn.previous();
         self.mtu_bytes = peer.path_mtu.bytes();
+        self.ack_delay = peer.ack_delay;
     }
 
     /// Takes a request packet. An error ends the queue pair, once the outbox is empty.
@@ -147,7 +150,9 @@ impl Responder {
                 if kind.is_send() || kind.is_write() {
                     self.acknowledged = packet.psn();
                     if packet.ack_request() {
-                        self.outbox.acknowledge(self.acknowledged, Syndrome::ACK, self.message_sequence);
+                        self.acknowledge();
+                    } else if let Some(delay) = self.ack_delay.filter(|_| kind.position().ends()) {
+                        self.outbox.acknowledge_by(cx.now + delay);
                     }
                 }
                 Ok(())
@@ -170,6 +175,11 @@ impl Responder {
                 Err(Broken { receive: if in_receive { status } else { Status::Flushed } })
             }
         }
+    }
+
+    /// Acknowledges all that was carried out.
+    pub(crate) fn acknowledge(&mut self) {
+        self.outbox.acknowledge(self.acknowledged, Syndrome::ACK, self.message_sequence);
     }
 
     /// The receive for the message in progress, or for one that begins.
@@ -377,7 +387,7 @@ impl Responder {
         if kind.is_send() || kind.is_write() {
             // What refuses `expected` acknowledges all before it too, and must not get lost.
             if !self.outbox.refuses(self.expected) {
-                self.outbox.acknowledge(self.acknowledged, Syndrome::ACK, self.message_sequence);
+                self.acknowledge();
             }
             return;
         }

@@ -12,6 +12,8 @@ use crate::{
 
 /// What the kernel accepts in one send: 65,535 bytes with IPv4 and UDP headers.
 const BATCH_BYTES_MAX: usize = 65_507;
+/// BTH, AETH and ICRC.
+const ACKNOWLEDGEMENT_BYTES: usize = 12 + 4 + ICRC_BYTES;
 
 /// A packet ready to be written.
 pub(crate) struct Outgoing<'a> {
@@ -74,6 +76,11 @@ impl<'a> SegmentationBatch<'a> {
             && self.segments < self.segments_max
             && self.bytes + packet_bytes <= self.buf.len()
             && (self.segments == 0 || packet_bytes <= self.segment_bytes)
+    }
+
+    /// Whether an acknowledgement can follow what is there.
+    pub(crate) const fn takes_acknowledgement(&self) -> bool {
+        self.segments > 0 && self.fits(ACKNOWLEDGEMENT_BYTES)
     }
 
     /// Writes a packet that fits.

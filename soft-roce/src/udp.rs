@@ -27,7 +27,7 @@ pub use faults::Faults;
 use faults::{FaultInjector, Piece};
 use group::Group;
 use process::Held;
-use socket::Socket;
+use socket::{Received, Socket};
 
 use crate::{Endpoint, Timestamp, Transmit};
 
@@ -87,8 +87,12 @@ pub struct Driver {
     socket: Socket,
     /// Where the address is shared.
     group: Option<Group>,
-    /// The socket had nothing more when it was read last, which was after the last [`Self::transmit`].
+    /// The socket had nothing more when it was read last.
     is_drained: bool,
+    /// That was after the last [`Self::transmit`].
+    was_read: bool,
+    /// The last [`Self::transmit`] ended at its bound.
+    is_unfinished: bool,
     /// Where it is this process's; given back after the socket is closed.
     _held: Option<Held>,
     buffer: Box<[u8]>,
@@ -165,6 +169,8 @@ impl Driver {
             socket,
             group,
             is_drained: false,
+            was_read: false,
+            is_unfinished: false,
             _held: held,
             buffer: vec![0; BATCH_BYTES_MAX].into(),
             blocked: None,
@@ -245,16 +251,29 @@ impl Driver {
                 endpoint.handle_packet(now, source, datagram);
             }
         });
-        self.is_drained = matches!(received, Ok(false));
-        let received = received.unwrap_or(false);
-        self.counters.receive_calls += u64::from(received);
-        received
+        (self.is_drained, self.was_read) = (matches!(received, Ok(Received::Nothing | Received::All)), true);
+        let any = matches!(received, Ok(Received::Some | Received::All));
+        self.counters.receive_calls += u64::from(any);
+        any
+    }
+
+    /// Whether the last [`Self::receive`] has left nothing in the socket.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.is_drained
+    }
+
+    /// Whether the last [`Self::transmit`] has left something that the socket may have room for.
+    #[must_use]
+    pub fn is_unfinished(&self) -> bool {
+        self.is_unfinished
     }
 
     /// Sends what the endpoint has to send, up to a bound. False if there was nothing, or no room for it.
     pub fn transmit(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
+        self.is_unfinished = false;
         if let Some(group) = &mut self.group {
-            group.turn(now, &self.socket, std::mem::take(&mut self.is_drained));
+            group.turn(now, &self.socket, std::mem::take(&mut self.was_read) && self.is_drained);
         }
         if let Some(blocked) = self.blocked.take()
             && !self.send(blocked)
@@ -271,6 +290,7 @@ impl Driver {
                 return sent > 0;
             }
         }
+        self.is_unfinished = true;
         true
     }
 
@@ -298,12 +318,13 @@ impl Driver {
     /// The same as without faults, but that the injector decides what is left of each batch.
     fn transmit_injected(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
         let mut progressed = false;
-        for _ in 0..BATCHES_PER_CALL {
+        for sent in 1..=BATCHES_PER_CALL {
             if !self.send_pieces() {
                 break;
             }
             let Some(injection) = &mut self.injection else { break };
             let Some(batch) = endpoint.poll_transmit(now, &mut self.buffer, self.socket.segments_max()) else { break };
+            self.is_unfinished = sent == BATCHES_PER_CALL;
             let bytes = &mut self.buffer[..batch.bytes];
             injection.injector.handle_batch(batch.destination, bytes, batch.segment_bytes, &mut injection.out);
             injection.batch = Some(batch);

@@ -42,8 +42,9 @@ use crate::{
 };
 
 const MAGIC: &[u8; 8] = b"downbeat";
-/// Of prefaces and of [`Message`]; to be raised with any change of them. It stands where it always has.
-const VERSION: u16 = 5;
+/// Of prefaces, of [`Message`], and of what soft-RoCE's endpoints agree to ([`soft_roce::Peer::ack_delay`]); to be
+/// raised with any change of them. It stands where it always has.
+const VERSION: u16 = 6;
 const VERSION_END: usize = MAGIC.len() + size_of::<u16>();
 pub(crate) const NONCE_BYTES: usize = 32;
 const PREFACE_BYTES: usize = VERSION_END + size_of::<u64>() + NONCE_BYTES;
@@ -528,10 +529,11 @@ impl Bootstrap {
             Role::Server => (theirs, &ours),
         };
         let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
-        mac.update(match prover {
-            Role::Client => b"downbeat bootstrap 5, client",
-            Role::Server => b"downbeat bootstrap 5, server",
-        });
+        let role = match prover {
+            Role::Client => "client",
+            Role::Server => "server",
+        };
+        mac.update(format!("downbeat bootstrap {VERSION}, {role}").as_bytes());
         for preface in [client, server] {
             mac.update(&preface.nonce);
             mac.update(&preface.wire.0.to_be_bytes());

@@ -22,7 +22,7 @@ use soft_roce::{Completion, MemoryWindows, PathMtu, Psn, QueuePairNumber, RecvRe
 use crate::{
     Access, Arm, Region, RegionKey,
     bootstrap::{PacketAddress, Parameters},
-    device::interface::{Demand, Descriptor, DeviceEvent, Offer},
+    device::interface::{Demand, Descriptor, DeviceEvent, Moved, Offer},
     device_memory::{DeviceMemory, Way},
     error::{
         ConnectQueuePairError, CreateQueuePairError, DeviceOpenError, PathMtuError, RegisterError, WorkRequestError,
@@ -236,8 +236,8 @@ impl Device {
         each!(self, device => device.poll_event())
     }
 
-    /// Takes in what has come. True if anything has.
-    pub(crate) fn receive(&mut self, now: Timestamp) -> bool {
+    /// Takes in what has come, up to a bound.
+    pub(crate) fn receive(&mut self, now: Timestamp) -> Moved {
         each!(self, device => device.receive(now))
     }
 
@@ -246,8 +246,8 @@ impl Device {
         each!(self, device => device.handle_timeout(now))
     }
 
-    /// Sends what there is to send, up to a bound. True if anything was sent.
-    pub(crate) fn transmit(&mut self, now: Timestamp) -> bool {
+    /// Sends what there is to send, up to a bound.
+    pub(crate) fn transmit(&mut self, now: Timestamp) -> Moved {
         each!(self, device => device.transmit(now))
     }
 

@@ -12,7 +12,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd as _, BorrowedFd},
     sync::Arc,
 };
 
@@ -30,12 +30,12 @@ use crate::{
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     device::{
         Device,
-        interface::{Demand, Descriptor, DeviceEvent, Offer},
+        interface::{Demand, Descriptor, DeviceEvent, Moved, Offer},
     },
     error::OpenError,
     limits::{CONNECTIONS_MAX, REGIONS_MAX},
     link::{Link, READ_BYTES},
-    poller::{Interest, Poller, Waker},
+    poller::{Interest, Poller, Ready, Waker},
     reads::Reads,
     resolve::Resolver,
     traffic::{Reporter, Traffic},
@@ -48,11 +48,9 @@ const POLL_EVERY: Span = Span::from_micros(100);
 /// A wait spins at first if packets came so lately: more than one, as nothing follows a heartbeat.
 const LATELY: Span = Span::from_millis(1);
 
-/// Numbers in the poller. Connections have their own, from 1.
-const DATA: u64 = 0;
+/// Numbers among the links. Connections have their own, from 1.
 const ARRIVALS: u64 = u64::MAX - 1;
-const DEVICE_EVENTS: u64 = u64::MAX - 2;
-const NAMES: u64 = u64::MAX - 3;
+const NAMES: u64 = u64::MAX - 2;
 
 /// One thread's device with its regions, queue pairs and connections.
 pub struct Endpoint {
@@ -86,6 +84,10 @@ pub struct Endpoint {
     reads_due: bool,
     /// Whether the last call of `drive` ended before the packets did.
     unfinished: bool,
+    /// Whether it found links that had something to say: there may be more.
+    links_due: bool,
+    /// What [`Self::wait`] or our owner has seen since then, if it has looked.
+    told: Option<Ready>,
     /// Connections that have failed and are to be taken down.
     failed: VecDeque<(ConnectionId, String)>,
     events: VecDeque<Held>,
@@ -170,10 +172,10 @@ impl Endpoint {
         let acceptor = config.listen.map(listen).transpose()?;
         let watched = watched(&poller, &device).map_err(OpenError::Watch)?;
         if let Some(acceptor) = &acceptor {
-            poller.add(acceptor, ARRIVALS, Interest::Read).map_err(OpenError::Watch)?;
+            poller.links.add(acceptor, ARRIVALS, Interest::Read).map_err(OpenError::Watch)?;
         }
         let names = Names::new(resolver).map_err(OpenError::Poller)?;
-        poller.add(&names, NAMES, Interest::Read).map_err(OpenError::Watch)?;
+        poller.links.add(&names, NAMES, Interest::Read).map_err(OpenError::Watch)?;
         let offer = device.offer();
         Ok(Self {
             device,
@@ -199,6 +201,8 @@ impl Endpoint {
             credit_wait: config.credit_wait,
             reads_due: false,
             unfinished: false,
+            links_due: false,
+            told: None,
             failed: VecDeque::new(),
             events: VecDeque::new(),
             bootstraps_at: Timestamp::NEVER,
@@ -386,17 +390,33 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Moves packets: receives, runs timers, sends. Never blocks. True if anything was done; call it again then.
+    /// Moves packets: receives, runs timers, sends. Never blocks. True if anything was done; call it again then, or
+    /// [`Self::wait`], which sees what is left.
     ///
     /// A thread that does not come here (or to [`Self::wait`]) for a second or two is taken for stalled by its peers,
     /// and loses its connections: do long work elsewhere.
     pub fn drive(&mut self, now: Timestamp) -> bool {
-        let turns = (1..=TURNS_MAX).take_while(|turn| self.move_packets(now, *turn == TURNS_MAX)).count();
-        self.unfinished = turns == TURNS_MAX;
-        let mut progressed = turns > 0;
-        if !progressed || now - self.polled_at >= POLL_EVERY {
+        // What is told is not asked for again, unless somebody is about to be given up, or something to be sent again.
+        let told = self.told.take().filter(|_| now < self.bootstraps_at && self.starved.is_empty());
+        let is_due = self.device.poll_timeout().is_some_and(|at| at <= now);
+        let looks = told.is_none_or(|ready| ready.packets) || is_due || self.device.soft().is_none();
+        let mut progressed = false;
+        for turn in 1..=TURNS_MAX {
+            let moved = self.move_packets(now, looks, turn == TURNS_MAX);
+            progressed |= moved.any;
+            self.unfinished = moved.more;
+            if !moved.more {
+                break;
+            }
+        }
+        let is_time = !progressed || now - self.polled_at >= POLL_EVERY;
+        if told.map_or(is_time, |ready| ready.packets) {
+            progressed |= self.poll_device();
+        }
+        if self.links_due || told.map_or(is_time, |ready| ready.links) {
             self.polled_at = now;
-            progressed |= self.poll_sockets(now);
+            self.links_due = self.poll_links(now);
+            progressed |= self.links_due;
         }
         self.run_bootstrap_timers(now);
         self.end_starved(now);
@@ -404,13 +424,33 @@ impl Endpoint {
         if self.reporter.is_due(now) {
             self.reporter.leave(now, self.seen(self.reporter.gone()));
         }
-        self.post(now);
-        self.watch_device();
+        self.flush(now);
         if !progressed && self.device.request_notification() {
             self.unfinished = true;
             return true;
         }
         progressed
+    }
+
+    /// Sends what was given since the last call of [`Self::drive`], and looks for nothing that has come.
+    pub fn flush(&mut self, now: Timestamp) {
+        self.post(now);
+        self.unfinished |= self.device.transmit(now).more;
+        self.take_down_failed();
+        self.watch_device();
+    }
+
+    /// What the next [`Self::drive`] has to look at, from an owner that waits for [`Self::descriptors`] itself and has
+    /// seen which of them have got ready since the last call.
+    pub fn handle_ready(&mut self, ready: Ready) {
+        self.told = Some(ready);
+    }
+
+    /// Of packets, and of links, for the event loop of another library: each is readable when [`Self::drive`] has
+    /// something to do (they are epoll instances).
+    #[must_use]
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.poller.packets.as_fd(), self.poller.links.as_fd()]
     }
 
     /// What happened since. A frame's or immediate's receive is the peer's again once it has been taken here, so a slow
@@ -443,15 +483,13 @@ impl Endpoint {
 
     /// Whether [`Self::drive`] has something to do even if nothing comes.
     fn is_pending(&self) -> bool {
-        self.unfinished || self.reads_due || !self.due.is_empty() || !self.failed.is_empty()
+        self.unfinished || self.links_due || self.reads_due || !self.due.is_empty() || !self.failed.is_empty()
     }
 
     /// Sends what waits, then sleeps until a packet or connection comes, a timer is due, or until `until`. Returns at
     /// once while there are events to take. With [`Self::waker`] another thread can end it.
     pub fn wait(&mut self, now: Timestamp, until: Timestamp) {
-        if self.is_pending() {
-            self.drive(now);
-        }
+        self.flush(now);
         if !self.events.is_empty() {
             return;
         }
@@ -459,8 +497,10 @@ impl Endpoint {
             self.unfinished = true;
             return;
         }
-        let timeout = (until.min(self.poll_timeout().unwrap_or(Timestamp::NEVER)) - now).to_duration();
-        self.poller.wait(timeout, now - self.packets_at[0] < LATELY);
+        if !self.is_pending() {
+            let until = until.min(self.poll_timeout().unwrap_or(Timestamp::NEVER)).max(now);
+            self.told = Some(self.poller.wait((until - now).to_duration(), now - self.packets_at[0] < LATELY));
+        }
     }
 
     /// Ends a `wait` from another thread.
@@ -471,11 +511,12 @@ impl Endpoint {
 
     // Packets.
 
-    /// Receives a batch, then sends what there is to send. Timers run once nothing more is there to be received, or in
-    /// the `last` turn: if we were away for a while, the answer that a timer misses may lie in the socket.
-    fn move_packets(&mut self, now: Timestamp, last: bool) -> bool {
-        let received = self.receive(now);
-        if (last || !received) && self.device.is_timer_due(now) {
+    /// Receives a batch, unless it is known that there is none, then sends what there is to send. Timers run once
+    /// nothing more is there to be received, or in the `last` turn: if we were away for a while, the answer that a
+    /// timer misses may lie in the socket.
+    fn move_packets(&mut self, now: Timestamp, looks: bool, last: bool) -> Moved {
+        let received = if looks { self.receive(now) } else { Moved::default() };
+        if (last || !received.more) && self.device.is_timer_due(now) {
             self.device.handle_timeout(now);
             self.handle_completions();
         }
@@ -483,17 +524,39 @@ impl Endpoint {
         let sent = self.device.transmit(now);
         // Last, so that a refusal (a NAK) is on its way before the queue pair that refused is gone.
         self.take_down_failed();
-        sent || received
+        Moved { any: received.any || sent.any, more: received.more || sent.more }
     }
 
     /// Takes in one batch of packets and what it completes.
-    fn receive(&mut self, now: Timestamp) -> bool {
+    fn receive(&mut self, now: Timestamp) -> Moved {
         let received = self.device.receive(now);
-        if received {
+        if received.any {
             self.packets_at = [self.packets_at[1], now];
         }
         self.handle_completions();
         received
+    }
+
+    /// Hears what a device tells by its descriptors; those of soft-RoCE tell of packets only. True if anything was
+    /// told.
+    fn poll_device(&mut self) -> bool {
+        if self.device.soft().is_some() {
+            return false;
+        }
+        let mut ready = std::mem::take(&mut self.ready);
+        self.poller.packets.poll(&mut ready);
+        let mut is_told = false;
+        for &number in &ready {
+            if number == number_of(Descriptor::Events) {
+                is_told = true;
+                self.device.handle_ready(Descriptor::Events);
+                self.handle_device_events();
+            } else {
+                self.device.handle_ready(Descriptor::Data);
+            }
+        }
+        self.ready = ready;
+        is_told
     }
 
     fn handle_completions(&mut self) {
@@ -575,7 +638,7 @@ impl Endpoint {
         self.incarnation = rand::random();
         for (_, fd, _) in self.device.descriptors() {
             // Closing them would do, but a driver that fails may leave them open.
-            let _ = self.poller.remove(fd);
+            let _ = self.poller.packets.remove(fd);
         }
         self.device.let_go(reason);
     }
@@ -639,7 +702,7 @@ impl Endpoint {
     /// Has the poller watch the device's descriptors for what they are to be watched for now.
     fn watch_device(&mut self) {
         for ((descriptor, fd, wanted), (_, watched)) in self.device.descriptors().zip(&mut self.watched) {
-            if wanted != *watched && self.poller.modify(fd, number_of(descriptor), wanted).is_ok() {
+            if wanted != *watched && self.poller.packets.modify(fd, number_of(descriptor), wanted).is_ok() {
                 *watched = wanted;
             }
         }
@@ -690,18 +753,10 @@ impl Drop for Endpoint {
     }
 }
 
-impl AsFd for Endpoint {
-    /// Readable when [`Endpoint::drive`] has something to do (an epoll instance), so that an event loop of another
-    /// library can wait for it. A call of a [`Waker`] makes it readable until the next [`Endpoint::wait`].
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.poller.as_fd()
-    }
-}
-
 /// Has the poller watch a device that has just been opened.
 fn watched(poller: &Poller, device: &Device) -> io::Result<Vec<(Descriptor, Interest)>> {
     let watch = |(descriptor, fd, interest)| {
-        poller.add(fd, number_of(descriptor), interest)?;
+        poller.packets.add(fd, number_of(descriptor), interest)?;
         Ok((descriptor, interest))
     };
     device.descriptors().map(watch).collect()
@@ -715,8 +770,8 @@ fn called(connection: &Connection, peer: &Parameters) -> String {
 /// A descriptor's number in the poller.
 fn number_of(descriptor: Descriptor) -> u64 {
     match descriptor {
-        Descriptor::Data => DATA,
-        Descriptor::Events => DEVICE_EVENTS,
+        Descriptor::Data => 0,
+        Descriptor::Events => 1,
     }
 }
 

@@ -126,7 +126,7 @@ pub use memory::Memory;
 pub use notes::Notes;
 pub use path::Path;
 pub use peer_name::PeerName;
-pub use poller::Waker;
+pub use poller::{Ready, Waker};
 pub use raw::{RawAddress, RawQueuePair};
 pub use region::Region;
 pub use release::Release;

@@ -1,4 +1,5 @@
-//! Waiting: one epoll instance over all sockets of an endpoint, and an eventfd with which other threads end a wait.
+//! Waiting: one epoll instance over the sockets that peers' bootstraps use, one over what packets come by, and an
+//! eventfd with which other threads end a wait. They are apart so that one system call tells which of them to look at.
 #![allow(clippy::disallowed_methods)] // Spinning is timed here; no core reads this clock.
 
 use std::{
@@ -25,7 +26,6 @@ const SPIN: Duration = Duration::from_micros(50);
 const READY_MAX: usize = 64;
 /// The kernel takes no arbitrarily long timeouts; callers look around once an hour at least.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
-const WAKER: u64 = u64::MAX;
 
 /// Wakes an endpoint's thread (an eventfd).
 #[derive(Debug, Clone)]
@@ -54,114 +54,129 @@ impl AsFd for Waker {
     }
 }
 
-/// An epoll instance whose descriptors are known by numbers of their owner's choice, any but `u64::MAX`.
+/// An epoll instance whose descriptors are known by numbers of their owner's choice.
+pub(crate) struct Watch(OwnedFd);
+
+impl Watch {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
+    }
+
+    /// Watches a descriptor until it is closed.
+    pub(crate) fn add(&self, descriptor: impl AsFd, number: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::add(&self.0, descriptor, EventData::new_u64(number), interest.flags())?)
+    }
+
+    /// Watches a descriptor no more.
+    pub(crate) fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.0, descriptor)?)
+    }
+
+    /// Changes what a descriptor is watched for.
+    pub(crate) fn modify(&self, descriptor: impl AsFd, number: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(&self.0, descriptor, EventData::new_u64(number), interest.flags())?)
+    }
+
+    /// The numbers of descriptors that are ready now, into `numbers`.
+    pub(crate) fn poll(&self, numbers: &mut Vec<u64>) {
+        numbers.clear();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut events = [MaybeUninit::<Event>::uninit(); READY_MAX];
+        match epoll::wait(&self.0, &mut events, Some(&at_once)) {
+            Ok((events, _)) => numbers.extend(events.iter().map(|event| { event.data }.u64())),
+            // A signal: the caller looks again.
+            Err(Errno::INTR) => {}
+            Err(error) => panic!("epoll on our own descriptor: {error}"),
+        }
+    }
+
+    /// Returns when any is ready, or the time is over.
+    pub(crate) fn wait(&self, timeout: Duration) {
+        sleep(&mut [PollFd::new(&self.0, PollFlags::IN)], timeout);
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What an endpoint has to look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ready {
+    /// Packets or completions have come, or there is room again to send.
+    pub packets: bool,
+    /// Peers' bootstraps, or those who connect, have something to say.
+    pub links: bool,
+}
+
+/// What an endpoint waits for.
 pub(crate) struct Poller {
-    epoll: OwnedFd,
+    pub(crate) packets: Watch,
+    pub(crate) links: Watch,
     waker: Waker,
-    /// Whom the last look found ready.
-    ready: Vec<u64>,
 }
 
 impl Poller {
     pub(crate) fn new() -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let waker = Waker::new()?;
-        epoll::add(&epoll, &waker, EventData::new_u64(WAKER), EventFlags::IN)?;
-        Ok(Self { epoll, waker, ready: Vec::with_capacity(READY_MAX) })
+        Ok(Self { packets: Watch::new()?, links: Watch::new()?, waker: Waker::new()? })
     }
 
     pub(crate) fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Watches a descriptor until it is closed.
-    pub(crate) fn add(&self, descriptor: impl AsFd, number: u64, interest: Interest) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, descriptor, EventData::new_u64(number), interest.flags())?)
-    }
-
-    /// Watches a descriptor no more.
-    pub(crate) fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
-        Ok(epoll::delete(&self.epoll, descriptor)?)
-    }
-
-    /// Changes what a descriptor is watched for.
-    pub(crate) fn modify(&self, descriptor: impl AsFd, number: u64, interest: Interest) -> io::Result<()> {
-        Ok(epoll::modify(&self.epoll, descriptor, EventData::new_u64(number), interest.flags())?)
-    }
-
-    /// The numbers of all descriptors that are ready now, into `numbers`.
-    pub(crate) fn poll(&mut self, numbers: &mut Vec<u64>) {
-        numbers.clear();
-        self.sleep(Duration::ZERO);
-        numbers.extend(self.ready.iter().filter(|&&number| number != WAKER));
-    }
-
-    /// Returns when anything is ready or the time is over. With `spin`, it first stays awake for a little while.
-    pub(crate) fn wait(&mut self, timeout: Duration, spin: bool) {
-        self.wait_awake(timeout, spin);
-        // A waker's call ends here and not in `poll`: one that comes after the caller has looked at its own queues and
-        // before it waits must end that wait.
-        if self.ready.contains(&WAKER) {
+    /// Returns when anything is ready, and what, or the time is over. With `spin`, it first stays awake for a little
+    /// while.
+    pub(crate) fn wait(&self, timeout: Duration, spin: bool) -> Ready {
+        let mut watched = [self.packets.as_fd(), self.links.as_fd(), self.waker.as_fd()]
+            .map(|watched| PollFd::from_borrowed_fd(watched, PollFlags::IN));
+        if !spin || !stay_awake(&mut watched, timeout) {
+            sleep(&mut watched, if spin { timeout.saturating_sub(SPIN) } else { timeout });
+        }
+        let [packets, links, waker] = watched.map(|watched| !watched.revents().is_empty());
+        // A call that comes after the caller has looked at its own queues and before it waits ends that wait, so calls
+        // are taken in nowhere else.
+        if waker {
             self.waker.clear();
         }
-    }
-
-    fn wait_awake(&mut self, timeout: Duration, spin: bool) {
-        if spin {
-            let started = Instant::now();
-            loop {
-                if self.sleep(Duration::ZERO) {
-                    return;
-                }
-                let spun = started.elapsed();
-                if spun >= timeout {
-                    return;
-                }
-                if spun >= SPIN {
-                    break;
-                }
-                // Whoever will send us something may need this core for it.
-                rustix::thread::sched_yield();
-            }
-            self.sleep(timeout.saturating_sub(SPIN));
-        } else {
-            self.sleep(timeout);
-        }
-    }
-
-    /// Returns whether anything is ready, at the latest after `timeout`.
-    fn sleep(&mut self, timeout: Duration) -> bool {
-        self.ready.clear();
-        if !timeout.is_zero() && !self.sleep_precisely(timeout) {
-            return false;
-        }
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut events = [MaybeUninit::<Event>::uninit(); READY_MAX];
-        match epoll::wait(&self.epoll, &mut events, Some(&at_once)) {
-            Ok((events, _)) => self.ready.extend(events.iter().map(|event| { event.data }.u64())),
-            // A signal: the caller looks around, as after any wake-up.
-            Err(Errno::INTR) => {}
-            Err(error) => panic!("epoll on our own descriptor: {error}"),
-        }
-        !self.ready.is_empty()
-    }
-
-    /// Returns whether anything may be ready. `epoll_wait` counts in milliseconds and rounds up, which would make every
-    /// timer up to one late; `ppoll` on the epoll instance counts in nanoseconds.
-    fn sleep_precisely(&self, timeout: Duration) -> bool {
-        let timeout = timeout.min(TIMEOUT_MAX);
-        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout)) {
-            Ok(ready) => ready > 0,
-            Err(Errno::INTR) => true,
-            Err(error) => panic!("poll on our own descriptor: {error}"),
-        }
+        Ready { packets, links }
     }
 }
 
-impl AsFd for Poller {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+/// Looks for a little while, without sleeping. Whether anything is ready, or the time is over.
+fn stay_awake(watched: &mut [PollFd<'_>], timeout: Duration) -> bool {
+    let started = Instant::now();
+    loop {
+        if sleep(watched, Duration::ZERO) {
+            return true;
+        }
+        let spun = started.elapsed();
+        if spun >= timeout {
+            return true;
+        }
+        if spun >= SPIN {
+            return false;
+        }
+        // Whoever will send us something may need this core for it.
+        rustix::thread::sched_yield();
+    }
+}
+
+/// Whether anything may be ready, at the latest after `timeout`. `epoll_wait` counts in milliseconds and rounds up,
+/// which would make every timer up to one late; `ppoll` counts in nanoseconds.
+fn sleep(watched: &mut [PollFd<'_>], timeout: Duration) -> bool {
+    let timeout = timeout.min(TIMEOUT_MAX);
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    match poll(watched, Some(&timeout)) {
+        Ok(ready) => ready > 0,
+        // A signal: the caller looks around, as after any wake-up.
+        Err(Errno::INTR) => {
+            watched.iter_mut().for_each(PollFd::clear_revents);
+            true
+        }
+        Err(error) => panic!("poll on our own descriptors: {error}"),
     }
 }
 
@@ -191,32 +206,32 @@ mod tests {
 
     #[test]
     fn tells_who_is_ready() {
-        let mut poller = Poller::new().unwrap();
+        let poller = Poller::new().unwrap();
         let (mut one, other) = std::os::unix::net::UnixStream::pair().unwrap();
-        poller.add(&other, 7, Interest::Read).unwrap();
+        poller.links.add(&other, 7, Interest::Read).unwrap();
         let mut numbers = vec![99];
-        poller.poll(&mut numbers);
+        poller.links.poll(&mut numbers);
         assert!(numbers.is_empty());
         one.write_all(b"x").unwrap();
-        poller.wait(Duration::MAX, false);
-        poller.poll(&mut numbers);
+        assert_eq!(poller.wait(Duration::MAX, false), Ready { packets: false, links: true });
+        poller.links.poll(&mut numbers);
         assert_eq!(numbers, [7]);
-        poller.modify(&other, 7, Interest::Paused).unwrap();
-        poller.poll(&mut numbers);
-        assert!(numbers.is_empty());
+        poller.links.modify(&other, 7, Interest::Paused).unwrap();
+        assert_eq!(poller.wait(Duration::ZERO, false), Ready::default());
+        poller.packets.add(&other, 0, Interest::Read).unwrap();
+        assert_eq!(poller.wait(Duration::MAX, true), Ready { packets: true, links: false });
     }
 
     #[test]
     fn a_waker_ends_one_wait_from_another_thread() {
-        let mut poller = Poller::new().unwrap();
-        let waker = poller.waker();
+        let poller = Poller::new().unwrap();
         for spin in [false, true] {
-            let waker = waker.clone();
+            let waker = poller.waker();
             let thread = std::thread::spawn(move || waker.wake());
-            poller.poll(&mut Vec::new());
-            poller.wait(Duration::MAX, spin);
+            assert_eq!(poller.wait(Duration::MAX, spin), Ready::default());
             thread.join().unwrap();
-            assert!(!poller.sleep(Duration::ZERO), "the call was taken in");
+            let mut waker = [PollFd::new(&poller.waker, PollFlags::IN)];
+            assert!(!sleep(&mut waker, Duration::ZERO), "the call was taken in");
         }
     }
 }

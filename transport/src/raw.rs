@@ -119,7 +119,7 @@ impl RawQueuePair {
         }
         self.device.ring();
         let now = if self.device.soft().is_some() { now() } else { Timestamp::PAST };
-        if !self.device.receive(now) && self.device.is_timer_due(now) {
+        if !self.device.receive(now).any && self.device.is_timer_due(now) {
             self.device.handle_timeout(now);
         }
         self.device.transmit(now);

@@ -156,23 +156,26 @@ impl<'a> Session<'a> {
             if let Some(silence) = watch.handle_turn(due, self.clock.now()) {
                 tracing::warn!("this thread has done nothing for {silence}: the machine is too busy");
             }
-            let busy = self.endpoint.drive(self.clock.now()) | self.turn();
+            self.endpoint.drive(self.clock.now());
+            self.turn();
             let now = self.clock.now();
-            due = now;
             if leaves_by.is_none() && stop.load(Ordering::Relaxed) {
                 tracing::info!("about to end: plans under way are finished");
                 vitals.set_ending();
                 leaves_by = Some(now + self.drain_timeout);
                 self.core.handle_leaving(now);
-            } else if leaves_by.is_some_and(|by| by <= now) {
-                break;
-            } else if !busy {
-                if self.core.has_left() {
-                    leaves_by = leaves_by.map(|by| by.min(now + LAST_WORDS_SPAN));
-                }
-                due = self.core.poll_timeout().min(leaves_by.unwrap_or(Timestamp::NEVER)).min(now + WAIT_MAX).max(now);
-                self.endpoint.wait(now, due);
+                // What is said of it leaves at once.
+                due = now;
+                continue;
             }
+            if leaves_by.is_some_and(|by| by <= now) {
+                break;
+            }
+            if self.core.has_left() {
+                leaves_by = leaves_by.map(|by| by.min(now + LAST_WORDS_SPAN));
+            }
+            due = self.core.poll_timeout().min(leaves_by.unwrap_or(Timestamp::NEVER)).min(now + WAIT_MAX).max(now);
+            self.endpoint.wait(now, due);
         }
         // Nothing of it hangs for the next one.
         heart.rest();
@@ -196,16 +199,13 @@ impl<'a> Session<'a> {
         vitals.set_ready(if is_ready { Ok(()) } else { Err("it obeys no scheduler, or is about to end") });
     }
 
-    /// Takes in what has happened and does what comes of it. True if there was anything.
-    fn turn(&mut self) -> bool {
-        let mut busy = false;
+    /// Takes in what has happened and does what comes of it.
+    fn turn(&mut self) {
         while let Some(event) = self.endpoint.poll_event() {
-            busy = true;
             self.core.handle_event(self.clock.now(), event);
         }
-        busy |= self.take_finished(|_| {});
+        self.take_finished(|_| {});
         while let Some(copied) = self.threads.copies.poll_copied() {
-            busy = true;
             if copied.session == self.number {
                 if let Err(reason) = &copied.read {
                     tracing::warn!(gpu = copied.gpu, %reason, "weights could not be loaded");
@@ -214,7 +214,6 @@ impl<'a> Session<'a> {
             }
         }
         while let Some(done) = self.threads.loader.poll_done() {
-            busy = true;
             let (session, now) = (self.number, self.clock.now());
             match done {
                 Done::Loaded { session: of, load, result } if of == session => match result.transpose() {
@@ -227,23 +226,18 @@ impl<'a> Session<'a> {
                 _ => {}
             }
         }
-        if let Some(Wanted { gpus, takes, patience, put_off }) = self.threads.turns.poll_wanted() {
-            busy = true;
+        while let Some(Wanted { gpus, takes, patience, put_off }) = self.threads.turns.poll_wanted() {
             self.core.handle_trial(self.clock.now(), gpus, takes, patience, put_off);
         }
         self.core.handle_timeout(self.clock.now());
         while let Some(output) = self.core.poll_output() {
-            busy = true;
             self.perform(output);
         }
-        busy
     }
 
-    /// Takes in what GPUs' threads have ended, and tells the GPU of each batch. True if there was anything.
-    fn take_finished(&mut self, mut ended: impl FnMut(usize)) -> bool {
-        let mut busy = false;
+    /// Takes in what GPUs' threads have ended, and tells the GPU of each batch.
+    fn take_finished(&mut self, mut ended: impl FnMut(usize)) {
         while let Some(finished) = self.threads.gpus.poll_finished() {
-            busy = true;
             // What an earlier session asked for is of no use: its staging memory is gone, and who asked for it.
             if finished.session != self.number {
                 continue;
@@ -257,7 +251,6 @@ impl<'a> Session<'a> {
                 End::Alone(plan, took) => self.core.handle_ran_alone(self.clock.now(), plan, took),
             }
         }
-        busy
     }
 
     fn perform(&mut self, output: Output) {

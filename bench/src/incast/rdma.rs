@@ -3,12 +3,15 @@
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use cli::CommandError;
 use proto::{Span, Timestamp};
-use rustix::event::PollFlags;
+use rustix::event::{
+    PollFlags,
+    epoll::{self, CreateFlags, EventData, EventFlags},
+};
 use transport::{
     Access, Arm, ArmName, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, OpenError, Region, RegionKey,
     Transfer, VerbsSettings,
@@ -133,7 +136,10 @@ fn config(arm: &ArmName) -> Result<EndpointConfig, OpenError> {
 }
 
 /// Holds its objects, and lets whoever connects read them.
-struct RdmaServer(Endpoint);
+struct RdmaServer {
+    endpoint: Endpoint,
+    watched: OwnedFd,
+}
 
 impl RdmaServer {
     /// With where it can be reached, and the key to its objects.
@@ -145,16 +151,17 @@ impl RdmaServer {
         (0..shape.objects).for_each(|object| region.write(object * shape.bytes, &object::bytes(shape, server, object)));
         let key = endpoint.register(&region, Access { remote_read: true, remote_write: false }).map_err(text)?;
         let address = endpoint.listen_address().expect("it listens");
-        Ok((Self(endpoint), address, key))
+        let watched = watch(&endpoint).map_err(|error| error.to_string())?;
+        Ok((Self { endpoint, watched }, address, key))
     }
 }
 
 impl Server for RdmaServer {
     fn turn(&mut self, now: Timestamp) -> io::Result<bool> {
-        let progressed = self.0.drive(now);
-        while let Some(event) = self.0.poll_event() {
+        let progressed = self.endpoint.drive(now);
+        while let Some(event) = self.endpoint.poll_event() {
             if let Event::Incoming { connection, .. } = event {
-                self.0.accept(now, connection, Vec::new());
+                self.endpoint.accept(now, connection, Vec::new());
             }
         }
         Ok(progressed)
@@ -165,12 +172,21 @@ impl Server for RdmaServer {
     }
 
     fn poll_timeout(&self) -> Option<Timestamp> {
-        self.0.poll_timeout()
+        self.endpoint.poll_timeout()
     }
 }
 
 impl AsFd for RdmaServer {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.watched.as_fd()
     }
+}
+
+/// One descriptor for all that an endpoint is watched by.
+fn watch(endpoint: &Endpoint) -> io::Result<OwnedFd> {
+    let watched = epoll::create(CreateFlags::CLOEXEC)?;
+    for descriptor in endpoint.descriptors() {
+        epoll::add(&watched, descriptor, EventData::new_u64(0), EventFlags::IN)?;
+    }
+    Ok(watched)
 }

@@ -137,6 +137,7 @@ impl Node {
             sq_psn: self.first_psn,
             path_mtu: self.path_mtu,
             identification: Identification::SegmentIndex,
+            ack_delay: None,
         };
         self.core.connect_queue_pair(self.number, peer).map_err(|error| error.to_string())
     }

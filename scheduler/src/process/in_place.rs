@@ -76,28 +76,21 @@ struct Server {
 }
 
 impl Server {
-    /// Takes in what has arrived, lets timers fire, sends what came of it, and sleeps if there was nothing to do.
+    /// Takes in what has arrived, lets timers fire, sends what came of it, and sleeps until there is more.
     fn turn(&mut self) {
         let now = self.clock.now();
         super::tell_silence(&mut self.watch, self.due, now);
         self.heart.beat(now);
         self.openness.tell(self.cluster.control().is_open());
-        let mut busy = self.connections.endpoint.drive(now);
+        self.connections.endpoint.drive(now);
         while let Some(event) = self.connections.endpoint.poll_event() {
-            busy = true;
             self.on_event(event);
         }
         let now = self.era.now();
-        busy |= self.cluster.poll_timeout().is_some_and(|at| at <= now);
         // All that has come in is decided on at once.
         self.cluster.handle_timeout(now);
         self.send_outputs();
         self.peers.beat();
-        if busy {
-            self.due = self.clock.now();
-            self.connections.endpoint.drive(self.due);
-            return;
-        }
         let now = self.clock.now();
         let cluster = self.cluster.poll_timeout().map(|at| self.era.to_process(at));
         let beats = self.peers.beats_in().map(|wait| now + Span(wait.as_nanos() as i64));

@@ -63,10 +63,15 @@ impl<T> Outbox<T> {
         self.waiting.push_back(message);
     }
 
-    /// Sends what there is room for. True if something is left.
-    fn flush(&mut self) -> bool {
+    /// Whether something is to be sent yet.
+    fn is_due(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Sends what there is room for.
+    fn flush(&mut self) {
         if self.waiting.is_empty() {
-            return false;
+            return;
         }
         while let Some(message) = self.waiting.pop_front() {
             match self.channel.try_send(message) {
@@ -80,7 +85,6 @@ impl<T> Outbox<T> {
             }
         }
         self.bell.ring();
-        !self.waiting.is_empty()
     }
 }
 
@@ -271,7 +275,7 @@ impl ShardDriver {
             self.heart.beat(now);
             let is_busy = self.turn();
             due = self.clock.now();
-            if idleness.looks_again(is_busy, has_core) {
+            if has_core && idleness.looks_again(is_busy, true) {
                 continue;
             }
             let now = self.clock.now();
@@ -280,7 +284,8 @@ impl ShardDriver {
             let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + LOOK_INTERVAL);
             due = until.max(now);
             let (shard, news, endpoint) = (&self.shard, &self.news, &mut self.port.endpoint);
-            self.bell.nap(|| shard.has_mail() || !news.is_empty(), || endpoint.wait(now, until));
+            let is_due = self.to_control.is_due();
+            self.bell.nap(|| shard.has_mail() || !news.is_empty() || is_due, || endpoint.wait(now, until));
         }
     }
 
@@ -318,10 +323,10 @@ impl ShardDriver {
             }
         }
         self.port.flush();
-        is_busy |= self.to_control.flush();
+        self.to_control.flush();
         if is_busy {
             self.rank_bell.ring();
-            self.port.endpoint.drive(self.clock.now());
+            self.port.endpoint.flush(self.clock.now());
         }
         is_busy
     }
@@ -388,56 +393,53 @@ struct ControlDriver {
 
 impl ControlDriver {
     fn turn(&mut self) {
-        let mut is_busy = self.port.endpoint.drive(self.clock.now());
+        self.port.endpoint.drive(self.clock.now());
         let now = self.era.now();
         while let Ok(news) = self.from_shards.try_recv() {
-            is_busy = true;
             self.control.handle_news(now, news);
         }
         while let Some(event) = self.port.endpoint.poll_event() {
-            is_busy = true;
             self.on_event(now, event);
         }
         self.control.handle_timeout(self.era.now());
-        is_busy |= self.send_outputs();
+        self.send_outputs();
         self.peers.beat();
         let now = self.clock.now();
-        if is_busy {
-            self.port.endpoint.drive(now);
-            return;
-        }
         let control = self.control.poll_timeout().map(|at| self.era.to_process(at));
         let beats = self.peers.beats_in().map(|wait| now + Span(wait.as_nanos() as i64));
         let timeouts = [control, beats, self.port.endpoint.poll_timeout()];
         let until = timeouts.into_iter().flatten().min().unwrap_or(Timestamp::NEVER).min(now + LOOK_INTERVAL);
         let (from_shards, endpoint) = (&self.from_shards, &mut self.port.endpoint);
-        self.bell.nap(|| !from_shards.is_empty(), || endpoint.wait(now, until));
+        let is_due = self.to_rank.is_due() || self.to_shards.iter().any(Outbox::is_due);
+        self.bell.nap(|| !from_shards.is_empty() || is_due, || endpoint.wait(now, until));
     }
 
-    /// ModelThreads first, then the RankThread, then members. True if there was anything to send.
-    fn send_outputs(&mut self) -> bool {
-        let is_busy = self.tell_threads();
-        for output in std::mem::take(&mut self.for_members) {
-            match output {
-                ControlOutput::ToFrontend(frontend, message) => self.port.post(Member::Frontend(frontend), &message),
-                ControlOutput::ToBackend(backend, message) => self.port.post(Member::Backend(backend), &message),
-                ControlOutput::Close(member, reason) => self.port.close(member, &reason),
-                ControlOutput::Peer(output) => {
-                    self.peers.perform(&mut self.control, &mut self.port.endpoint, output);
+    /// ModelThreads first, then the RankThread, then members, until nothing comes of it any more.
+    fn send_outputs(&mut self) {
+        self.tell_threads();
+        while !self.for_members.is_empty() {
+            for output in std::mem::take(&mut self.for_members) {
+                match output {
+                    ControlOutput::ToFrontend(frontend, message) => {
+                        self.port.post(Member::Frontend(frontend), &message);
+                    }
+                    ControlOutput::ToBackend(backend, message) => self.port.post(Member::Backend(backend), &message),
+                    ControlOutput::Close(member, reason) => self.port.close(member, &reason),
+                    ControlOutput::Peer(output) => {
+                        self.peers.perform(&mut self.control, &mut self.port.endpoint, output);
+                    }
+                    ControlOutput::ToShard(..) | ControlOutput::ToRank(_) => {}
                 }
-                ControlOutput::ToShard(..) | ControlOutput::ToRank(_) => {}
             }
+            self.tell_threads();
         }
         self.port.flush();
         self.peers.flush(&mut self.port.endpoint);
-        is_busy
     }
 
-    /// Tells the other threads, and keeps what is for members. True if there was anything.
-    fn tell_threads(&mut self) -> bool {
-        let mut is_busy = false;
+    /// Tells the other threads, and keeps what is for members.
+    fn tell_threads(&mut self) {
         while let Some(output) = self.control.poll_output() {
-            is_busy = true;
             match output {
                 ControlOutput::ToShard(thread, news) => self.to_shards[usize::from(thread.0)].post(news),
                 ControlOutput::ToRank(news) => self.to_rank.post(news),
@@ -445,9 +447,9 @@ impl ControlDriver {
             }
         }
         for to_shard in &mut self.to_shards {
-            is_busy |= to_shard.flush();
+            to_shard.flush();
         }
-        self.to_rank.flush() | is_busy
+        self.to_rank.flush();
     }
 
     fn on_event(&mut self, now: Timestamp, event: Event) {

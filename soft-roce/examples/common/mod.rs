@@ -145,6 +145,7 @@ impl Node {
             sq_psn: Psn::new(own.psn),
             path_mtu: mtu,
             identification: Identification::Any,
+            ack_delay: None,
         };
         Ok(self.endpoint.connect_queue_pair(number, peer)?)
     }

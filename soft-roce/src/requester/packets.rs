@@ -59,13 +59,22 @@ impl Requester {
             repr.reth = position.begins().then_some(reth);
         }
         // A full window must open again, so its last packet asks too.
-        repr.ack_request = position.ends()
+        repr.ack_request = (position.ends() && self.asks_at_end(entry))
             || self.repeat.is_some()
             || self.since_ack_request + 1 >= ACK_INTERVAL_PACKETS.min(self.window / 2).max(WINDOW_MIN_PACKETS / 2)
             || self.in_flight.packets + 1 >= self.window;
         repr.solicited = entry.request.solicited && position.ends() && is_noticed(&entry.request.operation);
         repr.payload_bytes = range.len();
         Ok(Outgoing::new(repr, self.local(entry, range, false, regions)?))
+    }
+
+    /// Whether the end of this SEND or WRITE is waited for: by our owner, for a round trip, or for its place among what
+    /// is queued.
+    fn asks_at_end(&self, entry: &Entry) -> bool {
+        !self.may_ask_less
+            || entry.request.signalled
+            || self.timer.wants_round_trip()
+            || self.queue.len() > self.config.send_depth / 2
     }
 
     /// A READ request for the rest of a chunk.

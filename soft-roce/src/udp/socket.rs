@@ -30,6 +30,17 @@ const SEND_BUFFER_BYTES: usize = 8 * 1024 * 1024;
 const BATCH_BYTES_MAX: usize = 64 * 1024;
 /// Buffers per system call. More would leave the second-level cache.
 const BUFFERS: usize = 8;
+/// The least: with one more than there are batches, a call tells that there is nothing behind them.
+const OFFERED_MIN: usize = 2;
+
+/// What a look at the socket has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Received {
+    Nothing,
+    /// There may be more.
+    Some,
+    All,
+}
 
 /// A non-blocking, unconnected UDP socket with segmentation offload in both directions.
 pub(crate) struct Socket {
@@ -82,7 +93,7 @@ impl Socket {
             receive_buffer_bytes: sizes.recv_buffer_size()?,
             buffers: vec![vec![0; BATCH_BYTES_MAX]; BUFFERS],
             metas: [RecvMeta::default(); BUFFERS],
-            offered: 1,
+            offered: OFFERED_MIN,
             socket,
             state,
         };
@@ -145,28 +156,29 @@ impl Socket {
         self.state.try_send((&self.socket).into(), &transmit)
     }
 
-    /// Receives what one system call gives and hands out each datagram. False if there was nothing.
+    /// Receives what one system call gives and hands out each datagram.
     ///
     /// # Errors
     /// If the system cannot receive, which is not known to happen to a bound UDP socket but for lack of memory.
-    pub(crate) fn receive(&mut self, mut handle: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
+    pub(crate) fn receive(&mut self, mut handle: impl FnMut(SocketAddr, &[u8])) -> io::Result<Received> {
         let mut slices = self.buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer));
         let mut slices: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| slices.next().expect("one for each"));
         let batches = match self.state.recv((&self.socket).into(), &mut slices[..self.offered], &mut self.metas) {
             Ok(batches) => batches,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.offered = 1;
-                return Ok(false);
+                self.offered = OFFERED_MIN;
+                return Ok(Received::Nothing);
             }
             Err(error) => return Err(error),
         };
-        self.offered = if batches == self.offered { BUFFERS.min(2 * batches) } else { self.offered };
+        let is_all = batches < self.offered;
+        self.offered = if is_all { batches + 1 } else { BUFFERS.min(2 * batches) }.max(OFFERED_MIN);
         for (buffer, meta) in self.buffers.iter().zip(&self.metas[..batches]) {
             for datagram in buffer[..meta.len].chunks(meta.stride.max(1)) {
                 handle(meta.addr, datagram);
             }
         }
-        Ok(batches > 0)
+        Ok(if is_all { Received::All } else { Received::Some })
     }
 }
 
@@ -224,7 +236,7 @@ mod tests {
         let received = receive(&mut receiver, expected.len());
         assert!(received.iter().all(|(source, _)| *source == sender.local()));
         assert_eq!(received.into_iter().map(|(_, datagram)| datagram).collect::<Vec<_>>(), expected);
-        assert!(!receiver.receive(|_, _| panic!("nothing more was sent")).unwrap());
+        assert_eq!(receiver.receive(|_, _| panic!("nothing more was sent")).unwrap(), Received::Nothing);
     }
 
     #[test]

@@ -104,6 +104,7 @@ fn queue_pairs(ends: &mut [Endpoint; 2], pair: [std::net::SocketAddr; 2], count:
                 sq_psn: Psn::new(0),
                 path_mtu: PathMtu::Mtu4096,
                 identification: soft_roce::Identification::SegmentIndex,
+                ack_delay: None,
             };
             ends[side].connect_queue_pair(numbers[side], peer).expect("a fresh queue pair connects");
         }

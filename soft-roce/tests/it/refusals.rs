@@ -21,6 +21,7 @@ fn peer(address: &str, queue_pair: u32) -> Peer {
         sq_psn: Psn::new(2),
         path_mtu: PathMtu::Mtu1024,
         identification: Identification::SegmentIndex,
+        ack_delay: None,
     }
 }
 

@@ -22,6 +22,13 @@ fn connected(config: QueuePairConfig) -> (Scripted, std::sync::Arc<soft_roce::He
     (peer, memory, handle)
 }
 
+/// The peer acknowledges what does not ask for it within this time.
+fn agreed(config: QueuePairConfig, delay: Duration) -> (Scripted, std::sync::Arc<soft_roce::HeapMemory>, RegionHandle) {
+    let mut peer = Scripted::agreed(config, PathMtu::Mtu256, delay);
+    let (memory, handle) = peer.register(vec![0; 1_000], Access::ALL);
+    (peer, memory, handle)
+}
+
 fn segment(handle: RegionHandle, bytes: u32) -> Segment {
     Segment { lkey: handle.lkey, offset: 0, bytes }
 }
@@ -100,6 +107,48 @@ fn long_messages_ask_for_acknowledgements_and_stop_at_the_window() {
     peer.post_send(0, Operation::Send { local: segment(handle, 256 * 5) });
     assert_eq!(asking(&peer.transmitted()), [2], "a full window must open again");
     assert_eq!(offsets(&ack(&mut peer, 2)), [3, 4]);
+}
+
+#[test]
+fn what_nobody_waits_for_asks_for_no_acknowledgement_where_both_ends_agree() {
+    let delay = Duration::from_millis(1);
+    let (mut peer, _, handle) = agreed(QueuePairConfig { send_depth: 8, ack_timeout: 11, ..config() }, delay);
+    let local = segment(handle, 10);
+    let asks = |peer: &mut Scripted, id, signalled| {
+        let request = SendRequest { signalled, ..SendRequest::new(id, Operation::Send { local }) };
+        peer.endpoint.post_send(peer.number, request).unwrap();
+        let [packet] = &peer.transmitted()[..] else { panic!("one packet") };
+        packet.repr.ack_request
+    };
+    assert!(asks(&mut peer, 0, false), "no round trip is known");
+    assert!(!asks(&mut peer, 1, false), "it will be");
+    peer.now = peer.now + Duration::from_micros(20);
+    ack(&mut peer, 1);
+    assert_eq!([2, 3, 4].map(|id| asks(&mut peer, id, id == 3)), [false, true, false]);
+    // It is no gap that nothing comes for a while.
+    peer.now = peer.now + Duration::from_micros(20);
+    ack(&mut peer, 3);
+    assert_eq!(statuses(&mut peer), [(3, Status::Success)]);
+    let since = peer.now;
+    assert_eq!(peer.expire(), [], "the timer of what is acknowledged");
+    assert_eq!(peer.endpoint.poll_timeout(), Some(since + delay * 5), "a probe's delay, and what the peer may take");
+    // Of eight places in the queue four are full.
+    assert_eq!([5, 6, 7, 8].map(|id| asks(&mut peer, id, false)), [false, false, false, true]);
+    // What is overdue is repeated, and asks.
+    let [again] = &peer.expire()[..] else { panic!("one packet") };
+    assert_eq!((again.repr.psn.since(SQ_PSN), again.repr.ack_request), (4, true));
+    ack(&mut peer, 8);
+    assert!(asks(&mut peer, 9, false), "the round trip is measured again");
+}
+
+#[test]
+fn one_that_waits_for_an_end_of_all_that_it_sends_asks_each_time_without_an_agreement() {
+    let (mut peer, _, handle) = connected(config());
+    for id in 0..3 {
+        let send = Operation::Send { local: segment(handle, 10) };
+        peer.endpoint.post_send(peer.number, SendRequest { signalled: false, ..SendRequest::new(id, send) }).unwrap();
+    }
+    assert!(peer.transmitted().iter().all(|packet| packet.repr.ack_request));
 }
 
 #[test]

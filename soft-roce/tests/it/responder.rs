@@ -1,12 +1,12 @@
 //! Row by row: what the receiving side answers to each kind of request.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use crate::common::scripted::{Decoded, RQ_PSN, Scripted};
 use soft_roce::{
-    Access, CompletionOpcode, Identification, MemoryWindow, PathMtu, Peer, Psn, QueuePairConfig, QueuePairState,
-    RegionHandle, Segment, Status,
-    wire::{AtomicEth, PacketKind, Repr, Reth},
+    Access, CompletionOpcode, Identification, MemoryWindow, Operation, PathMtu, Peer, Psn, QueuePairConfig,
+    QueuePairState, RegionHandle, Segment, Status, Timestamp,
+    wire::{AtomicEth, PacketKind, Repr, Reth, Syndrome},
 };
 
 const ACK: u8 = 0x1f;
@@ -63,6 +63,46 @@ fn expected_requests_are_carried_out_and_acknowledged_when_asked() {
     let last = asking(peer.request(PacketKind::WriteLast, 1));
     assert_eq!(aeths(&peer.deliver(last, &[8; 44])), [(psn(1), ACK, 1)]);
     assert!(memory.to_vec()[..300] == [[7; 256].as_slice(), &[8; 44]].concat());
+}
+
+#[test]
+fn what_does_not_ask_is_acknowledged_in_time_where_both_ends_agree() {
+    let delay = Duration::from_millis(1);
+    let mut peer = Scripted::agreed(QueuePairConfig::default(), PathMtu::Mtu256, delay);
+    let (_, handle) = peer.register(vec![0; 1_024], Access::ALL);
+    let write = |peer: &Scripted, offset| Repr {
+        ack_request: false,
+        ..with_reth(peer.request(PacketKind::WriteOnly, offset), reth(handle, 0, 4))
+    };
+    // Several share one, in time for the first.
+    for offset in 0..3 {
+        peer.now = Timestamp(u64::from(offset) * 100_000);
+        assert_eq!(peer.deliver(write(&peer, offset), &[1; 4]), []);
+    }
+    assert_eq!(peer.endpoint.poll_timeout(), Some(Timestamp::default() + delay));
+    assert_eq!(aeths(&peer.expire()), [(psn(2), ACK, 3)]);
+    assert_eq!(peer.endpoint.poll_timeout().map(|_| peer.expire()), None, "nothing is left to do");
+
+    // Whatever else is answered speaks for all before it.
+    peer.deliver(write(&peer, 3), &[1; 4]);
+    assert_eq!(peer.deliver(peer.read(4, reth(handle, 0, 4)), &[]).len(), 1);
+    peer.deliver(write(&peer, 5), &[1; 4]);
+    assert_eq!(aeths(&peer.deliver(asking(write(&peer, 6)), &[1; 4])), [(psn(6), ACK, 7)]);
+    assert_eq!(peer.expire(), []);
+
+    // It goes along with a request of ours, and not a second time.
+    peer.deliver(write(&peer, 7), &[1; 4]);
+    peer.post_send(0, Operation::Send { local: Segment { lkey: handle.lkey, offset: 0, bytes: 64 } });
+    let kinds = |packets: &[Decoded]| packets.iter().map(Decoded::kind).collect::<Vec<_>>();
+    assert_eq!(kinds(&peer.transmitted()), [PacketKind::SendOnly, PacketKind::Acknowledge]);
+    peer.deliver(peer.response(PacketKind::Acknowledge, 0, Syndrome::ACK), &[]);
+    assert_eq!(peer.endpoint.poll_timeout().map(|_| peer.expire()).unwrap_or_default(), []);
+    // A message of several packets is acknowledged when it is whole.
+    let first = Repr { reth: Some(reth(handle, 0, 300)), ..peer.request(PacketKind::WriteFirst, 8) };
+    peer.deliver(Repr { ack_request: false, ..first }, &[7; 256]);
+    assert_eq!(peer.endpoint.poll_timeout().map(|_| peer.expire()).unwrap_or_default(), []);
+    peer.deliver(Repr { ack_request: false, ..peer.request(PacketKind::WriteLast, 9) }, &[8; 44]);
+    assert_eq!(aeths(&peer.expire()), [(psn(9), ACK, 9)]);
 }
 
 #[test]

@@ -32,6 +32,7 @@ impl World {
                 sq_psn: SQ_PSN,
                 path_mtu: PathMtu::Mtu256,
                 identification: Identification::SegmentIndex,
+                ack_delay: None,
             };
             peer.endpoint.connect_queue_pair(number, connection).unwrap();
             number

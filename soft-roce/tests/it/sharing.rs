@@ -68,6 +68,7 @@ impl Node {
             sq_psn: PSN,
             path_mtu: PathMtu::Mtu1024,
             identification: Identification::SegmentIndex,
+            ack_delay: None,
         };
         self.endpoint.connect_queue_pair(number, peer).unwrap();
     }

@@ -39,7 +39,7 @@ fn pair(driver: DriverConfig, path_mtu: PathMtu, config: Option<QueuePairConfig>
     let [one, other] = [0, 1].map(|end: usize| (nodes[end].driver.local(), nodes[end].number));
     for (node, (address, queue_pair)) in nodes.iter_mut().zip([other, one]) {
         let identification = Identification::SegmentIndex;
-        let peer = Peer { address, queue_pair, rq_psn: PSN, sq_psn: PSN, path_mtu, identification };
+        let peer = Peer { address, queue_pair, rq_psn: PSN, sq_psn: PSN, path_mtu, identification, ack_delay: None };
         node.endpoint.connect_queue_pair(node.number, peer).unwrap();
     }
     nodes

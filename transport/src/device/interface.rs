@@ -34,6 +34,15 @@ pub(crate) struct Offer {
     pub peer_window_bytes: u32,
 }
 
+/// What came of a look for packets, or of sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Moved {
+    /// There was something.
+    pub any: bool,
+    /// There may be more.
+    pub more: bool,
+}
+
 /// Which of a device's descriptors an endpoint's poller watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Descriptor {

@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
+    time::Duration,
 };
 
 use proto::Timestamp;
@@ -15,7 +16,7 @@ use soft_roce::{
     udp::{Driver, DriverConfig, DriverCounters},
 };
 
-use super::interface::{Demand, Descriptor, DeviceEvent, Offer};
+use super::interface::{Demand, Descriptor, DeviceEvent, Moved, Offer};
 use crate::{
     Access, Faults, Region, RegionKey, Sharing,
     bootstrap::{PacketAddress, Parameters},
@@ -35,6 +36,10 @@ const READ_BYTES_MIN: usize = 4096;
 /// short against a deadline. It doubles seven times, so a queue pair gives up after 2.1 s, as the bootstrap does on
 /// silence.
 const ACK_TIMEOUT: u8 = 11;
+
+/// How late our own endpoints acknowledge what nobody waits for: a few requests of one client's after another share an
+/// acknowledgement, and it is there long before the timeout.
+const ACK_DELAY: Duration = Duration::from_millis(1);
 
 /// A UDP socket and the queue pairs behind it.
 pub(crate) struct Soft {
@@ -186,6 +191,7 @@ impl Soft {
             sq_psn: psn,
             path_mtu,
             identification,
+            ack_delay: is_ours.then_some(ACK_DELAY),
         };
         self.core.connect_queue_pair(number, queue_pair)?;
         // However small the peer's buffer.
@@ -217,8 +223,9 @@ impl Soft {
         None
     }
 
-    pub(super) fn receive(&mut self, now: Timestamp) -> bool {
-        self.udp.receive(to_core(now), &mut self.core)
+    pub(super) fn receive(&mut self, now: Timestamp) -> Moved {
+        let any = self.udp.receive(to_core(now), &mut self.core);
+        Moved { any, more: !self.udp.is_drained() }
     }
 
     pub(super) fn handle_timeout(&mut self, now: Timestamp) {
@@ -229,15 +236,15 @@ impl Soft {
         self.core.poll_timeout().is_some_and(|due| due <= to_core(now))
     }
 
-    pub(super) fn transmit(&mut self, now: Timestamp) -> bool {
-        let sent = self.udp.transmit(to_core(now), &mut self.core);
+    pub(super) fn transmit(&mut self, now: Timestamp) -> Moved {
+        let any = self.udp.transmit(to_core(now), &mut self.core);
         if !self.advised
             && let Some(advice) = self.udp.segmentation_advice()
         {
             self.advised = true;
             tracing::warn!("{}: {advice}", self.udp.local());
         }
-        sent
+        Moved { any, more: self.udp.is_unfinished() }
     }
 
     pub(super) fn poll_completion(&mut self) -> Option<Completion> {

@@ -27,7 +27,7 @@ use std::{
 use proto::{Span, Timestamp};
 use soft_roce::{Completion, CompletionOpcode, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest, Status};
 
-use super::interface::{Demand, Descriptor, DeviceEvent, Offer};
+use super::interface::{Demand, Descriptor, DeviceEvent, Moved, Offer};
 use crate::{
     Access, ROCE_PORT, Region, RegionKey, VerbsConfig,
     bootstrap::{PacketAddress, Parameters},
@@ -215,8 +215,9 @@ impl Verbs {
         }
     }
 
-    pub(super) fn receive(&mut self, _: Timestamp) -> bool {
-        self.poll_queues()
+    pub(super) fn receive(&mut self, _: Timestamp) -> Moved {
+        let any = self.poll_queues();
+        Moved { any, more: any }
     }
 
     /// Takes in all completions; true if there were any.
@@ -335,8 +336,8 @@ impl Verbs {
     }
 
     /// Deliberately nothing: a device sends by itself.
-    pub(super) fn transmit(&mut self, _: Timestamp) -> bool {
-        false
+    pub(super) fn transmit(&mut self, _: Timestamp) -> Moved {
+        Moved::default()
     }
 }
 

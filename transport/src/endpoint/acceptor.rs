@@ -29,7 +29,7 @@ use crate::{
     limits::HANDSHAKE_MAX,
     link::{Link, READ_BYTES},
     notes::Notes,
-    poller::{Interest, Poller, Waker},
+    poller::{Interest, Waker, Watch},
     strangers::{STRANGERS_MAX, Strangers},
 };
 
@@ -41,8 +41,9 @@ const ACCEPT_PAUSE: Span = Span::from_millis(100);
 const BACKLOG: i32 = 1024;
 /// Proved connections that wait for the endpoint's next turn.
 const HANDOVERS_MAX: usize = 64;
-/// The listener's number in the poller; strangers count from 1.
+/// The listener's number among those that are watched, and that of who ends the thread; strangers count from 1.
 const LISTENER: u64 = 0;
+const WAKER: u64 = u64::MAX;
 
 /// The endpoint's end.
 pub(super) struct Acceptor {
@@ -71,13 +72,14 @@ impl Acceptor {
     pub(super) fn open(at: SocketAddr, members: Membership, certificates: Option<Certificates>) -> io::Result<Self> {
         let socket = listen(at)?;
         let address = socket.local_addr()?;
-        let poller = Poller::new()?;
-        poller.add(&socket, LISTENER, Interest::Read)?;
-        let (waker, bell, shared) = (poller.waker(), Waker::new()?, Arc::new(Shared::default()));
+        let (watch, waker) = (Watch::new()?, Waker::new()?);
+        watch.add(&socket, LISTENER, Interest::Read)?;
+        watch.add(&waker, WAKER, Interest::Read)?;
+        let (bell, shared) = (Waker::new()?, Arc::new(Shared::default()));
         let (sender, proved) = sync_channel(HANDOVERS_MAX);
         let mut reception = Reception {
             socket,
-            poller,
+            watch,
             clock: Clock::start(),
             members,
             certificates,
@@ -148,7 +150,7 @@ fn listen(at: SocketAddr) -> io::Result<TcpListener> {
 /// The thread's end.
 struct Reception {
     socket: TcpListener,
-    poller: Poller,
+    watch: Watch,
     clock: Clock,
     members: Membership,
     certificates: Option<Certificates>,
@@ -174,13 +176,15 @@ impl Reception {
     fn turn(&mut self) {
         let due = [self.strangers.poll_timeout(), self.refusals.poll_timeout(), self.paused_until];
         let until = due.into_iter().flatten().min().unwrap_or(Timestamp::NEVER);
-        self.poller.wait((until - self.clock.now()).to_duration(), false);
+        self.watch.wait((until - self.clock.now()).to_duration());
         let now = self.clock.now();
         let mut ready = std::mem::take(&mut self.ready);
-        self.poller.poll(&mut ready);
+        self.watch.poll(&mut ready);
         for &number in &ready {
             match number {
                 LISTENER => self.accept(now),
+                // To stop, which is looked at next.
+                WAKER => {}
                 number => {
                     if let Some(visitor) = self.strangers.get_mut(number) {
                         visitor.link.handle_ready(now, &mut self.buffer);
@@ -203,7 +207,7 @@ impl Reception {
                     let pause = format!("accepting nobody for {ACCEPT_PAUSE}: {error}; raise the limit of open files");
                     self.refusals.note(pause);
                     self.paused_until = Some(now + ACCEPT_PAUSE);
-                    let _ = self.poller.modify(&self.socket, LISTENER, Interest::Paused);
+                    let _ = self.watch.modify(&self.socket, LISTENER, Interest::Paused);
                     return;
                 }
             };
@@ -216,7 +220,7 @@ impl Reception {
                 self.refuse(evicted, "too many connect at once that do not prove themselves; try again");
             }
             if let Some(visitor) = self.strangers.get_mut(number)
-                && let Err(error) = self.poller.add(&visitor.link, number, visitor.interest)
+                && let Err(error) = self.watch.add(&visitor.link, number, visitor.interest)
             {
                 let visitor = self.strangers.remove(number);
                 visitor.into_iter().for_each(|visitor| self.refuse(visitor, &format!("cannot be watched: {error}")));
@@ -236,14 +240,14 @@ impl Reception {
             return visitor.into_iter().for_each(|visitor| self.refuse(visitor, &reason));
         }
         let wanted = if visitor.link.wants_write() { Interest::ReadWrite } else { Interest::Read };
-        if wanted != visitor.interest && self.poller.modify(&visitor.link, number, wanted).is_ok() {
+        if wanted != visitor.interest && self.watch.modify(&visitor.link, number, wanted).is_ok() {
             visitor.interest = wanted;
         }
     }
 
     fn hand_over(&mut self, Visitor { link, peer, .. }: Visitor) {
         // Its descriptor lives on; the endpoint's poller watches it from now on.
-        let _ = self.poller.remove(&link);
+        let _ = self.watch.remove(&link);
         match self.proved.try_send(Proved { link, peer }) {
             Ok(()) => self.bell.wake(),
             Err(TrySendError::Full(Proved { link, peer }) | TrySendError::Disconnected(Proved { link, peer })) => {
@@ -268,7 +272,7 @@ impl Reception {
             self.refuse(late, &reason);
         }
         if self.paused_until.is_some_and(|until| now >= until)
-            && self.poller.modify(&self.socket, LISTENER, Interest::Read).is_ok()
+            && self.watch.modify(&self.socket, LISTENER, Interest::Read).is_ok()
         {
             self.paused_until = None;
         }

@@ -8,7 +8,7 @@ use proto::Timestamp;
 use soft_roce::PathMtu;
 
 use super::{
-    ARRIVALS, Connection, DATA, DEVICE_EVENTS, Endpoint, NAMES, Stage, TURNS_MAX,
+    ARRIVALS, Connection, Endpoint, NAMES, Stage, TURNS_MAX,
     acceptor::Proved,
     names::{Found, Peer},
 };
@@ -16,7 +16,6 @@ use crate::{
     Certificates, ConnectionId, DisconnectReason, Event,
     bootstrap::{Bootstrap, BootstrapEvent, NONCE_BYTES, Parameters},
     channel::{Channel, RECEIVE_DEPTH},
-    device::interface::Descriptor,
     error::{BootstrapError, ConnectError},
     limits::HELLO_BYTES_MAX,
     link::Link,
@@ -67,7 +66,7 @@ impl Endpoint {
 
     fn add_connection(&mut self, id: ConnectionId, link: Link, peer: Peer, stage: Stage) -> io::Result<()> {
         let interest = Interest::ReadWrite;
-        self.poller.add(&link, id.0, interest)?;
+        self.poller.links.add(&link, id.0, interest)?;
         self.bootstraps_at = self.bootstraps_at.min(link.bootstrap.poll_timeout().unwrap_or(Timestamp::NEVER));
         self.connections.insert(id, Connection { link, interest, peer, stage, due: false, is_starved: false });
         Ok(())
@@ -100,17 +99,11 @@ impl Endpoint {
     }
 
     /// Serves the TCP sockets that are ready. True if there were any.
-    pub(super) fn poll_sockets(&mut self, now: Timestamp) -> bool {
+    pub(super) fn poll_links(&mut self, now: Timestamp) -> bool {
         let mut ready = std::mem::take(&mut self.ready);
-        self.poller.poll(&mut ready);
-        let mut progressed = false;
+        self.poller.links.poll(&mut ready);
         for &number in &ready {
             match number {
-                DATA => self.device.handle_ready(Descriptor::Data),
-                DEVICE_EVENTS => {
-                    self.device.handle_ready(Descriptor::Events);
-                    self.handle_device_events();
-                }
                 ARRIVALS => self.take_arrivals(now),
                 NAMES => self.take_names(now),
                 _ => {
@@ -121,8 +114,8 @@ impl Endpoint {
                     self.on_link(now, id);
                 }
             }
-            progressed |= number != DATA;
         }
+        let progressed = !ready.is_empty();
         self.ready = ready;
         progressed
     }
@@ -173,7 +166,7 @@ impl Endpoint {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.link.transmit();
         let wanted = if connection.link.wants_write() { Interest::ReadWrite } else { Interest::Read };
-        if wanted != connection.interest && self.poller.modify(&connection.link, id.0, wanted).is_ok() {
+        if wanted != connection.interest && self.poller.links.modify(&connection.link, id.0, wanted).is_ok() {
             connection.interest = wanted;
         }
         let due = connection.link.bootstrap.poll_timeout().unwrap_or(Timestamp::NEVER);
@@ -197,7 +190,7 @@ impl Endpoint {
             }
             BootstrapEvent::Closed(reason) => {
                 // What the peer sent before its end counts, be it frames or the NAK that is the true cause.
-                (0..TURNS_MAX).take_while(|_| self.receive(now)).count();
+                (0..TURNS_MAX).take_while(|_| self.receive(now).more).count();
                 Err(BootstrapError::Closed(reason))
             }
         }

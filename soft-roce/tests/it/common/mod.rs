@@ -64,7 +64,7 @@ impl Pair {
     }
 
     pub(crate) fn with_psns(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, psns: Option<[Psn; 2]>) -> Self {
-        Self::build(seed, config, path_mtu, psns, false)
+        Self::build(seed, config, path_mtu, psns, false, None)
     }
 
     pub(crate) fn with_shared_receive_queue(
@@ -73,10 +73,28 @@ impl Pair {
         path_mtu: PathMtu,
         shared: bool,
     ) -> Self {
-        Self::build(seed, config, path_mtu, None, shared)
+        Self::build(seed, config, path_mtu, None, shared, None)
     }
 
-    fn build(seed: u64, config: QueuePairConfig, path_mtu: PathMtu, psns: Option<[Psn; 2]>, shared: bool) -> Self {
+    /// Both ends agree to acknowledge what does not ask for it within this time.
+    pub(crate) fn with_ack_delay(
+        seed: u64,
+        config: QueuePairConfig,
+        path_mtu: PathMtu,
+        shared: bool,
+        ack_delay: Option<Duration>,
+    ) -> Self {
+        Self::build(seed, config, path_mtu, None, shared, ack_delay)
+    }
+
+    fn build(
+        seed: u64,
+        config: QueuePairConfig,
+        path_mtu: PathMtu,
+        psns: Option<[Psn; 2]>,
+        shared: bool,
+        ack_delay: Option<Duration>,
+    ) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let addresses: [SocketAddr; 2] =
             ["127.0.0.1:4791", "127.0.0.2:4791"].map(|address| address.parse().expect("an address"));
@@ -102,6 +120,7 @@ impl Pair {
                 sq_psn: psns[side],
                 path_mtu,
                 identification: Identification::SegmentIndex,
+                ack_delay,
             };
             ends[side].connect_queue_pair(queue_pairs[side], peer).expect("a fresh queue pair connects");
         }

@@ -1,6 +1,6 @@
 //! One real endpoint whose peer is the test: it writes every packet itself and sees every answer.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use soft_roce::{
     Completion, Endpoint, EndpointConfig, HeapMemory, Identification, Operation, PathMtu, Peer, Psn, QueuePairConfig,
@@ -53,6 +53,14 @@ impl Scripted {
         scripted
     }
 
+    /// Both ends agree to acknowledge what does not ask for it within this time.
+    pub(crate) fn agreed(config: QueuePairConfig, path_mtu: PathMtu, delay: Duration) -> Self {
+        let mut scripted = Self::initialised(config);
+        let peer = Peer { ack_delay: Some(delay), ..scripted.peer(path_mtu) };
+        scripted.endpoint.connect_queue_pair(scripted.number, peer).expect("a fresh queue pair connects");
+        scripted
+    }
+
     /// With its queue pair in INIT.
     pub(crate) fn initialised(config: QueuePairConfig) -> Self {
         let (local, remote) = ("127.0.0.1:4791".parse().unwrap(), "127.0.0.2:4791".parse().unwrap());
@@ -69,6 +77,7 @@ impl Scripted {
             sq_psn: SQ_PSN,
             path_mtu,
             identification: Identification::SegmentIndex,
+            ack_delay: None,
         }
     }
 
