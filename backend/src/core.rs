@@ -62,6 +62,8 @@ pub(crate) const HANDOVER: Span = Span::from_micros(250);
 /// A process that has left goes on for so long: a scheduler to which one connection ends closes the others, and what is
 /// on its way there would be lost, as if plans had not ended.
 pub const LAST_WORDS_SPAN: Span = Span::from_millis(20);
+/// How long the report that a batch is answered waits for another to go with: nobody plans by it.
+const ANSWERED_WAITS: Span = Span::from_millis(1);
 
 /// What a backend's core must know.
 #[derive(Debug, Clone)]
@@ -650,7 +652,7 @@ impl Core {
         let scheduler_now = self.scheduler_now(now);
         let refuse = |core: &mut Self, plan: &BatchPlan, why: &str| {
             tracing::warn!(plan = id, gpu = plan.gpu_index, model = plan.model.0, "a plan names {why}");
-            worker::refuse(scheduler_now, plan).into_iter().for_each(|report| core.report_to_thread(report));
+            worker::refuse(scheduler_now, plan).into_iter().for_each(|report| core.report_to_thread(now, report));
         };
         let Some(ours) = ours else { return refuse(self, &plan, "a model that is not hosted") };
         let Some(worker) = self.worker(plan.gpu_index as usize) else {
@@ -776,7 +778,7 @@ impl Core {
                 self.told.transfers.note(frontend, text);
             }
             Action::TakeBack => self.outputs.push_back(Output::TakeBack { gpu }),
-            Action::Report(report) => self.report_to_thread(report),
+            Action::Report(report) => self.report_to_thread(now, report),
         }
     }
 
@@ -811,16 +813,21 @@ impl Core {
 
     /// What becomes of a plan is told to the ModelThread that made it. One that an earlier primary made is control's to
     /// pass on, unless there is but one ModelThread, which shares our connection.
-    fn report_to_thread(&mut self, report: BackendToModelThread) {
+    fn report_to_thread(&mut self, now: Timestamp, report: BackendToModelThread) {
         let Some(primary) = self.primary() else { return };
         let first = ModelThreadId(0);
         let session = &mut self.membership[primary];
-        let pushed = match report.plan().map_or(first, PlanId::model_thread) {
+        let thread = match report.plan().map_or(first, PlanId::model_thread) {
             ModelThreadId::INHERITED if session.has_own_threads() => {
-                session.push(Reader::Scheduler, &BackendToControl::Inherited(report))
+                return self.report(&BackendToControl::Inherited(report));
             }
-            ModelThreadId::INHERITED => session.push(Reader::ModelThread(first), &report),
-            thread => session.push(Reader::ModelThread(thread), &report),
+            ModelThreadId::INHERITED => first,
+            thread => thread,
+        };
+        let may_wait = matches!(&report, BackendToModelThread::Answered { undelivered, .. } if undelivered.is_empty());
+        let pushed = match may_wait {
+            true => session.push_by(now + ANSWERED_WAITS, Reader::ModelThread(thread), &report),
+            false => session.push(Reader::ModelThread(thread), &report),
         };
         if let Err(error) = pushed {
             self.end(error.to_string());

@@ -358,6 +358,7 @@ impl<W: Default> Membership<W> {
     /// Runs every timer that is due, but for [`Self::poll_clock_request`].
     pub fn handle_timeout(&mut self, now: Timestamp) -> Verdict {
         self.questions.handle_timeout(now);
+        self.sessions.iter_mut().for_each(|session| session.handle_timeout(now));
         self.handle_due(now);
         self.allegiance.handle_timeout(now)
     }

@@ -101,6 +101,10 @@ struct Route {
     connection: Option<ConnectionId>,
     is_up: bool,
     writer: FrameWriter,
+    /// Whether what was pushed leaves at the next opportunity.
+    is_due: bool,
+    /// When what may wait leaves, if nothing else does before.
+    leaves_at: Option<Timestamp>,
 }
 
 impl<W: Default> Default for Session<W> {
@@ -263,9 +267,22 @@ impl<W> Session<W> {
         if self.is_welcomed() { self.clock.poll_request(now) } else { None }
     }
 
-    /// When it is to be dialled, if it waits; otherwise when its clock is to be asked for.
+    /// When it is to be dialled, if it waits; otherwise when its clock is to be asked for, or something has waited long
+    /// enough.
     pub(crate) fn poll_timeout(&self) -> Timestamp {
-        if let State::Waiting { until } = self.state { until } else { self.clock.poll_timeout() }
+        if let State::Waiting { until } = self.state {
+            return until;
+        }
+        let routes = std::iter::once(&self.scheduler).chain(&self.threads);
+        let leaves_at = routes.filter_map(|route| route.leaves_at.filter(|_| !route.is_due)).min();
+        self.clock.poll_timeout().min(leaves_at.unwrap_or(Timestamp::NEVER))
+    }
+
+    /// What may wait leaves if its time has come.
+    pub(crate) fn handle_timeout(&mut self, now: Timestamp) {
+        for route in std::iter::once(&mut self.scheduler).chain(&mut self.threads) {
+            route.is_due |= route.leaves_at.is_some_and(|at| at <= now);
+        }
     }
 
     /// When it is to be tried again that has failed now.
@@ -283,10 +300,29 @@ impl<W> Session<W> {
     /// # Errors
     /// If the message alone is larger than a frame.
     pub fn push<M: SchemaWrite<DefaultConfig, Src = M>>(&mut self, to: Reader, message: &M) -> Result<(), FrameError> {
+        self.write(to, message, |route| route.is_due = true)
+    }
+
+    /// The same for a message that nobody waits for: it leaves with the next one, and then if there is none before.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn push_by<M>(&mut self, at: Timestamp, to: Reader, message: &M) -> Result<(), FrameError>
+    where
+        M: SchemaWrite<DefaultConfig, Src = M>,
+    {
+        self.write(to, message, |route| _ = route.leaves_at.get_or_insert(at))
+    }
+
+    fn write<M>(&mut self, to: Reader, message: &M, note: impl FnOnce(&mut Route)) -> Result<(), FrameError>
+    where
+        M: SchemaWrite<DefaultConfig, Src = M>,
+    {
         let is_welcomed = self.is_welcomed();
         let Some(route) = self.route_mut(to).filter(|_| is_welcomed) else { return Ok(()) };
         let Some(connection) = route.connection else { return Ok(()) };
         let full = route.writer.push(message)?;
+        note(route);
         self.full.extend(full.map(|frame| (connection, frame)));
         Ok(())
     }
@@ -308,7 +344,9 @@ impl<W> Session<W> {
             return Some(full);
         }
         let mut routes = std::iter::once(&mut self.scheduler).chain(&mut self.threads);
-        routes.find_map(|route| Some((route.connection?, route.writer.take()?)))
+        let route = routes.find(|route| route.is_due && route.connection.is_some())?;
+        (route.is_due, route.leaves_at) = (false, None);
+        Some((route.connection?, route.writer.take()?))
     }
 
     fn route(&self, reader: Reader) -> Option<&Route> {

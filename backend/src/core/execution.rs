@@ -71,7 +71,7 @@ impl Core {
     /// A sample that [`Output::Execute`] asked for has been run again.
     pub fn handle_ran_alone(&mut self, now: Timestamp, plan: PlanId, took: Span) {
         if self.ended.is_none() {
-            self.report_to_thread(BackendToModelThread::RanAlone { plan, took });
+            self.report_to_thread(now, BackendToModelThread::RanAlone { plan, took });
             self.settle(now);
         }
     }

@@ -350,7 +350,7 @@ impl Core {
                         self.outputs.push_back(Output::CopyWeights { gpu: index, model, executor, takes, read });
                     }
                     MemoryAction::Report { gpu, model, outcome } => {
-                        self.report_to_thread(BackendToModelThread::WeightsLoaded { gpu, model, outcome });
+                        self.report_to_thread(now, BackendToModelThread::WeightsLoaded { gpu, model, outcome });
                     }
                 }
             }

@@ -132,7 +132,7 @@ fn the_next_primary_is_told_of_every_plan_and_its_answers_go_over_the_same_link(
         .0
         .handle_event(NOW, Event::WriteDone { connection: ConnectionId(2), token: transfer.token, result: Ok(()) });
     let answered = Addressed::ModelThread(BackendToModelThread::Answered { plan: inherited(1), undelivered: vec![] });
-    assert_eq!(backend.reports(), [(OTHER, answered)]);
+    assert_eq!(backend.late_reports(NOW), [(OTHER, answered)]);
 
     // The other one keeps its window, and can be cancelled under its new name.
     let token = waits.token;
@@ -555,7 +555,7 @@ fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
     let outputs = backend.outputs();
     let Output::Write { transfer, .. } = &outputs[0] else { panic!("{outputs:?}") };
     backend.0.handle_event(NOW, Event::WriteDone { connection, token: transfer.token, result: Ok(()) });
-    let reports = backend.reports();
+    let reports = backend.late_reports(NOW);
     assert!(
         matches!(&reports[..], [(_, Addressed::ModelThread(BackendToModelThread::Answered { .. }))]),
         "{reports:?}"
