@@ -58,31 +58,32 @@ pub(crate) struct Opening<'a> {
     pub(crate) is_one_of_many: bool,
 }
 
-/// Answers a request that `received` yields.
+/// Answers a request that `receive` yields. What is waited for here is part of a future that moves a few times before
+/// it is polled: what few requests need is boxed, so that it is small.
 ///
 /// # Errors
 /// Why there is no answer, in the words of its protocol.
 pub(crate) async fn hold<Q: Question>(
     caller: &Caller,
     opening: Opening<'_>,
-    received: impl Future<Output = Result<Q, Q::Refused>>,
+    receive: impl AsyncFnOnce() -> Result<Q, Q::Refused>,
 ) -> Result<Q::Reply, Q::Refused> {
     let mut trace = OpenTrace::default();
-    let reply = hold_traced(caller, opening, received, &mut trace).await;
+    let reply = hold_traced(caller, opening, receive, &mut trace).await;
     reply.inspect_err(|refused| trace.refused(Q::words(refused)))
 }
 
 async fn hold_traced<Q: Question>(
     caller: &Caller,
     Opening { model, mut context, began, within, is_one_of_many }: Opening<'_>,
-    received: impl Future<Output = Result<Q, Q::Refused>>,
+    receive: impl AsyncFnOnce() -> Result<Q, Q::Refused>,
     trace: &mut OpenTrace,
 ) -> Result<Q::Reply, Q::Refused> {
     let service = &caller.server.service;
     if let Some(name) = model {
         *trace = service.trace(context.take(), name, began);
     }
-    let question = received.await?;
+    let question = receive().await?;
     let name = question.model_name()?;
     if model.is_none() {
         let named = (!name.is_empty()).then_some(name);

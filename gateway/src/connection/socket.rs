@@ -34,8 +34,16 @@ impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.poll_read_ready(context))?;
+            let room = into.remaining();
             match self.0.try_read_buf(into) {
-                Ok(_) => return Poll::Ready(Ok(())),
+                Ok(read) => {
+                    if (1..room).contains(&read) {
+                        // That was all, and what comes later is told anew: the next look costs no system call.
+                        let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+                        let _ = self.0.try_io(Interest::READABLE, nothing);
+                    }
+                    return Poll::Ready(Ok(()));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }

@@ -42,7 +42,7 @@ pub(super) async fn infer(call: Call<'_>) -> Response<Body> {
         caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
         let context = service.trace_context(call.request.headers());
         let opening = Opening { model: None, context, began, within, is_one_of_many: false };
-        let receive = async {
+        let receive = async || {
             let max = BodyMax::infer(&caller.server.limits());
             Outlined::read(service, call.messages(codings.request?, max).only().await?).await
         };

@@ -2,7 +2,7 @@
 //! they came, as clients that send no ids rely on. At most [`STREAM_REQUESTS_MAX`] are under way or wait for their
 //! turn.
 
-use std::{convert::Infallible, future, mem, pin::Pin, rc::Rc, time::Duration};
+use std::{convert::Infallible, mem, pin::Pin, rc::Rc, time::Duration};
 
 use hyper::Response;
 use tokio::{
@@ -141,7 +141,7 @@ async fn stream_answer(
         question.id().clone_into(&mut id);
         caller.permit(ModelInferRequest::OPERATION, Scope::Server)?;
         let opening = Opening { model: None, context, began, within: None, is_one_of_many: true };
-        conversation::hold(caller, opening, future::ready(Ok(question))).await
+        conversation::hold(caller, opening, async || Ok(question)).await
     };
     match answer.await {
         Ok(mut response) => {

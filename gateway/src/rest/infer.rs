@@ -37,7 +37,7 @@ pub(super) async fn infer(caller: &Caller, at: At<'_>, request: Request<Incoming
         within: None,
         is_one_of_many: false,
     };
-    conversation::hold(caller, opening, Body::receive(caller, at, request)).await
+    conversation::hold(caller, opening, async || Body::receive(caller, at, request).await).await
 }
 
 /// A body that was received.

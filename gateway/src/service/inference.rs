@@ -120,7 +120,7 @@ impl UnderWay {
     async fn wait(self) -> Ended {
         match self {
             Self::Model(pending) => Ended::of(pending.wait().await),
-            Self::Ensemble(pending) => pending.wait().await,
+            Self::Ensemble(pending) => Box::pin(pending.wait()).await,
             Self::Ended(result) => Ended::of(*result),
         }
     }
@@ -202,10 +202,10 @@ impl Service {
                 let submitted = self.submit(model, prepared, arrival, charge, trace);
                 let submitted = submitted.inspect_err(|_| ahead.handle_settled())?;
                 let submitted = Submitted { asking, ..submitted };
-                return submitted.decoding((pictures, ahead, index), charge, trace).await;
+                return Box::pin(submitted.decoding((pictures, ahead, index), charge, trace)).await;
             }
             let arrived = self.desk.now();
-            let data = self.decode((index, &model), pictures, charge, trace).await?;
+            let data = Box::pin(self.decode((index, &model), pictures, charge, trace)).await?;
             inputs.push((place, data));
             // Symphony, section 5.3: the deadline counts from the arrival, whenever a picture is decoded.
             waited += self.desk.now() - arrived;
