@@ -211,6 +211,8 @@ impl RankThread {
             None => self.sub_cluster_of(&models),
             Some(memory) => {
                 let resident = self.loader.handle_gpu_joined(now, gpu, models.clone(), memory);
+                // It was told nothing while it knew of no GPU.
+                models.iter().for_each(|&model| self.tell_loader(model));
                 self.new_sub_cluster(resident, Some(Vec::new()))
             }
         };
@@ -289,8 +291,7 @@ impl RankThread {
             }
         }
         if !self.loader.is_idle() {
-            let starts_by = candidate.map(|candidate| candidate.latest - self.delay(id, candidate.size));
-            self.loader.handle_waits(id, starts_by);
+            self.tell_loader(id);
         }
         match candidate {
             // It keeps its place among those that wait, rather than look for a GPU that there was none of before.
@@ -302,6 +303,13 @@ impl RankThread {
             }
             None => self.withdraw(id),
         }
+    }
+
+    /// Tells the loader whether a batch of the model waits, and by when that must start.
+    fn tell_loader(&mut self, id: ModelId) {
+        let candidate = self.model_mut(id).candidate;
+        let starts_by = candidate.map(|candidate| candidate.latest - self.delay(id, candidate.size));
+        self.loader.handle_waits(id, starts_by);
     }
 
     /// Takes in what became of a GPU (Figure 18, `inform_gpu`). Of a GPU that has left nothing is expected any more.

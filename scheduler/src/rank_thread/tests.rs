@@ -207,6 +207,27 @@ fn a_gpu_that_left_is_forgotten_and_a_new_one_serves_who_waits() {
     assert_eq!(grants(&mut rank), [(1, 2, 9)]);
 }
 
+/// One that waits keeps its only copy. It did so for ever if it had stopped to wait while no GPU was there.
+#[test]
+fn what_waited_when_the_last_gpu_left_keeps_no_place_on_the_next() {
+    let mut rank = RankThread::new(BUDGET);
+    (0..2).for_each(|model| rank.handle_weights(ModelId(model), Weights::new(2, Span(10))));
+    let join = |rank: &mut RankThread, at, gpu| {
+        let memory = GpuMemory { resident: vec![ModelId(0)], ..GpuMemory::empty(3) };
+        rank.handle_gpu_joined(Timestamp(at), GpuId(gpu), vec![ModelId(0), ModelId(1)], Some(memory));
+    };
+    join(&mut rank, 0, 0);
+    rank.handle_candidate(Timestamp(0), ModelId(0), candidate(1, 1_000, 2_000, 0));
+    rank.handle_gpu_left(GpuId(0));
+    rank.handle_candidate(Timestamp(10), ModelId(0), None);
+    join(&mut rank, 20, 1);
+    rank.handle_candidate(Timestamp(20), ModelId(1), candidate(1, 1_000, 2_000, 0));
+    rank.handle_timeout(Timestamp(20));
+    let said: Vec<_> = std::iter::from_fn(|| rank.poll_message()).map(|(_, message)| message).collect();
+    let is_load = |said: &FromRankThread| matches!(said, FromRankThread::Load { gpu: GpuId(1), model: ModelId(1), .. });
+    assert!(said.iter().any(is_load), "{said:?}");
+}
+
 #[test]
 fn a_grant_tells_how_many_gpus_host_the_model() {
     let mut rank = cluster(2, 1);
