@@ -610,7 +610,7 @@ impl Shard {
                 self.end_tasks(frontend, tasks.len());
                 let told = self.claims.note(now, (frontend, backend), tasks);
                 self.outputs.extend(told.into_iter().map(|(frontend, told)| ShardOutput::ToFrontend(frontend, told)));
-                for task in self.given_back.handle_answered(frontend, backend) {
+                for task in self.given_back.handle_answered((frontend, backend), tasks.len()) {
                     self.on_unanswered(now, task);
                 }
             }

@@ -23,15 +23,14 @@ impl Shard {
         (frontend, backend): (FrontendId, BackendId),
         tasks: Vec<RunningTask>,
     ) {
-        // Another backend may take them at once, while this one's GPU is taken for busy.
-        let is_alone = !self.gpus.is_empty() && self.gpus.values().all(|gpu| gpu.backend == backend);
-        let until = if is_alone { self.given_back.until(now, (frontend, backend)) } else { now };
+        let in_use = self.gpus.values().map(|gpu| gpu.backend).collect();
+        let until = self.given_back.until(now, (frontend, backend), &in_use);
         for task in tasks {
             let until = until.min(self.last_chance(&task));
             if until <= now {
                 self.on_unanswered(now, task);
             } else {
-                self.given_back.set_aside(until, backend, task);
+                self.given_back.set_aside(until, task);
             }
         }
     }

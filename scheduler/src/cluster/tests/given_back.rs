@@ -160,6 +160,46 @@ fn a_task_with_a_deadline_waits_no_longer_than_that_allows() {
 }
 
 #[test]
+fn a_silent_frontend_makes_no_larger_storm_where_there_are_more_backends() {
+    for backends in [2, 8] {
+        let (mut world, other, all) = World::new(backends);
+        let silent = world.silent;
+        world.giving_back.extend(&all);
+        let tasks: Vec<TaskId> = (0..60).map(|sequence| world.submit(silent, sequence, Timestamp::NEVER)).collect();
+        for sequence in 0..40 {
+            let asked = world.submit(other, sequence, world.now + Span::from_millis(45));
+            world.run_until(world.now + Span::from_millis(50));
+            assert!(world.answered.contains(&asked), "{asked:?}: {:?}", world.dropped.get(&asked));
+        }
+        // Once for each that does not doubt it yet; then as with one, after 10, 20, 40, .. ms.
+        let visits: Vec<usize> = tasks.iter().map(|task| world.planned[task]).collect();
+        assert!(visits.iter().all(|visits| (4..=9 + backends).contains(visits)), "{backends}: {visits:?}");
+
+        world.giving_back.clear();
+        world.submit(silent, 99, world.now + Span::from_millis(40));
+        world.run_until(world.now + Span::from_millis(1_000));
+        assert!(tasks.iter().all(|task| world.answered.contains(task)), "{backends}: {:?}", world.answered);
+        assert!(world.cluster.is_idle());
+    }
+}
+
+#[test]
+fn what_some_backends_give_back_others_run_without_a_storm() {
+    for (backends, giving_back) in [(2, 1), (8, 1), (8, 7)] {
+        let (mut world, _, all) = World::new(backends);
+        let silent = world.silent;
+        world.giving_back.extend(&all[..giving_back]);
+        let tasks: Vec<TaskId> = (0..60).map(|sequence| world.submit(silent, sequence, Timestamp::NEVER)).collect();
+        world.run_until(Timestamp(1_000 * MS));
+        assert_eq!((world.answered.len(), world.dropped.len()), (60, 0), "{giving_back} of {backends}");
+        // A round trip is 0.2 ms: planned again at once each time, a task would come back a hundred times meanwhile.
+        let visits: Vec<usize> = tasks.iter().map(|task| world.planned[task]).collect();
+        assert!(visits.iter().all(|visits| *visits <= 20), "{giving_back} of {backends}: {visits:?}");
+        assert!(world.cluster.is_idle());
+    }
+}
+
+#[test]
 fn what_one_backend_gives_back_another_one_runs() {
     let (mut world, _, backends) = World::new(2);
     let silent = world.silent;
