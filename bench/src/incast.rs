@@ -21,7 +21,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use proto::{Span, Timestamp};
 use rustix::thread::set_current_timer_slack;
 use serde::Serialize;
-use transport::{ArmName, Clock};
+use transport::{ArmName, Clock, LocalPath};
 
 use crate::{percentiles::Tail, stalls};
 
@@ -46,6 +46,9 @@ pub struct Args {
     /// soft: READs over soft-RoCE. verbs:DEV: READs by a device. tcp: one pipelined connection for each server
     #[arg(long, default_value_t = Self::default().arm)]
     pub arm: Carrier,
+    /// How packets go with the arm `soft`: `ring`, through memory, or `udp`
+    #[arg(long, default_value_t)]
+    pub path: LocalPath,
     /// Servers
     #[arg(long, default_value_t = Self::default().servers)]
     pub servers: usize,
@@ -78,6 +81,7 @@ impl Default for Args {
         let arm = Carrier::Rdma(ArmName::Soft);
         Self {
             arm,
+            path: LocalPath::default(),
             servers: 8,
             objects: 8,
             bytes: 153_600,
@@ -124,6 +128,9 @@ impl fmt::Display for Carrier {
 pub struct Incast {
     /// As asked for.
     pub arm: String,
+    /// As asked for; of the arm `soft`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<LocalPath>,
     /// As asked for.
     pub servers: usize,
     /// As asked for.
@@ -216,7 +223,9 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     let clock = Clock::start();
     let threads = args.server_threads.unwrap_or_else(servers::threads_by_default);
     let mut reader: Box<dyn Reader> = match &args.arm {
-        Carrier::Rdma(arm) => Box::new(rdma::RdmaReader::start(&clock, shape, arm, args.reader_window, threads)?),
+        Carrier::Rdma(arm) => {
+            Box::new(rdma::RdmaReader::start(&clock, shape, (arm, args.path), args.reader_window, threads)?)
+        }
         Carrier::Tcp => {
             let reader = tcp::TcpReader::start(&clock, shape, threads);
             Box::new(reader.map_err(|error| CommandError::failed("cannot use TCP on loopback", error))?)
@@ -247,6 +256,7 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     let idle_wait_us = stalls::measure(threads as u32 + 1, tally.measured.min(IDLE_MAX));
     Ok(Incast {
         arm: args.arm.to_string(),
+        path: (args.arm == Carrier::Rdma(ArmName::Soft)).then_some(args.path),
         servers: shape.servers,
         objects: shape.objects,
         bytes: shape.bytes,
@@ -366,13 +376,14 @@ impl Incast {
         let row = |name, us: &Tail| format!("{}{:>12.2}\n", cells(name, us), us.p9999 / us.p50);
         let pace = self.pace_gbps.map_or("all at once".into(), |gbps| format!("paced at {gbps} Gbit/s"));
         format!(
-            "{} arm: {} servers x {} objects x {} bytes, {} rounds, {pace}\n\
+            "{} arm{}: {} servers x {} objects x {} bytes, {} rounds, {pace}\n\
              us      {:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n{}{}{}\n\
              idle: what threads that only look at the clock wait for on this machine, as many and for as long\n\
              goodput {:.2} Gbit/s; {}\n\
              Symphony, appendix B, 56 Gbit/s InfiniBand: an object within 24 us, p99.99 33 us; by TCP p50 3034 us, \
              p99.99 12 times that\n",
             self.arm,
+            self.path.map_or(String::new(), |path| format!(", {path}")),
             self.servers,
             self.objects,
             self.bytes,
@@ -403,9 +414,9 @@ mod tests {
 
     #[test]
     fn every_object_comes_on_every_arm() {
-        for arm in ["soft", "tcp"] {
+        for (arm, path) in [("soft", LocalPath::Ring), ("soft", LocalPath::Udp), ("tcp", LocalPath::Ring)] {
             for pace_gbps in [None, Some(0.5)] {
-                let incast = measure(&Args { pace_gbps, ..args(arm) }).unwrap();
+                let incast = measure(&Args { pace_gbps, path, ..args(arm) }).unwrap();
                 assert!(incast.verified && incast.rounds == 5 && incast.goodput_gbps > 0.0, "{incast:?}");
                 let Tail { p50, max, .. } = incast.object_us;
                 assert!(0.0 < p50 && p50 <= max && max <= incast.round_us.max * 1.01, "{incast:?}");

@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use soft_roce::udp::Faults;
 use thiserror::Error;
-use transport::ArmName;
+use transport::{ArmName, LocalPath};
 
 use measure::Schedule;
 pub use measure::{Figures, Op};
@@ -36,6 +36,9 @@ pub struct Args {
     /// The network: `soft` is soft-RoCE over UDP, on any machine; `verbs:DEVICE` an RDMA device of this host.
     #[arg(long, default_value = "soft")]
     pub arm: ArmName,
+    /// How packets go with the arm `soft`: `ring`, through memory that both ends map, with UDP beside it; or `udp`.
+    #[arg(long, default_value_t)]
+    pub path: LocalPath,
     /// The operation.
     #[arg(long)]
     pub op: Op,
@@ -45,7 +48,7 @@ pub struct Args {
     /// Operations of the latency pass, and again of the bandwidth pass.
     #[arg(long)]
     pub iters: u64,
-    /// Inject faults into the soft arm, such as loss=0.01; it is then also measured without them.
+    /// Inject faults into the soft arm's UDP, such as loss=0.01; it is then also measured without them.
     #[arg(long)]
     pub fault: Option<Faults>,
     /// Print one JSON object instead of a table.
@@ -74,6 +77,9 @@ pub enum VerbsError {
 pub struct Verbs {
     /// As on the command line.
     pub arm: String,
+    /// Of the arm `soft`: how packets went.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<LocalPath>,
     /// As on the command line.
     pub op: Op,
     /// Of one object.
@@ -90,6 +96,9 @@ pub struct Verbs {
     /// With `--fault`: the arm without faults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without_fault: Option<Figures>,
+    /// Beside rings: the same arm over UDP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub over_udp: Option<Figures>,
 }
 
 /// Runs the command and prints its result on stdout, its progress on stderr.
@@ -112,17 +121,24 @@ fn measure(args: &Args) -> Result<Verbs, VerbsError> {
     let faults = args.fault.unwrap_or_default();
     let window = (IN_FLIGHT_BYTES / args.bytes as usize).clamp(1, IN_FLIGHT_MAX);
     let of = |who| move |cause| VerbsError::Contestant { who, cause };
-    let arm = |faults| match &args.arm {
-        ArmName::Soft => soft::open(args.op, args.bytes, window, faults).map_err(of("--arm soft")),
-        ArmName::Verbs(_) => device::open(&args.arm, args.op, args.bytes, window, faults).map_err(of("--arm verbs")),
+    let udp = |faults| soft::open(args.op, args.bytes, window, faults).map_err(of("--arm soft"));
+    // Faults are UDP's.
+    let path = (args.arm == ArmName::Soft).then_some(if faults.any() { LocalPath::Udp } else { args.path });
+    let first = match path {
+        Some(LocalPath::Udp) => udp(faults)?,
+        Some(LocalPath::Ring) | None => {
+            let name = if path.is_some() { "--arm soft" } else { "--arm verbs" };
+            device::open(&args.arm, args.op, args.bytes, window, faults).map_err(of(name))?
+        }
     };
     let mut contestants = vec![
-        arm(faults)?,
+        first,
         exchange::open_udp(args.op, args.bytes).map_err(of("raw UDP"))?,
         exchange::open_tcp(args.op, args.bytes, window).map_err(of("raw TCP"))?,
     ];
-    if faults.any() {
-        contestants.push(arm(Faults::default())?);
+    let has_other = faults.any() || path == Some(LocalPath::Ring);
+    if has_other {
+        contestants.push(udp(Faults::default())?);
     }
     let schedule = Schedule { iters: args.iters, bytes: args.bytes, window, crossings: args.op.crossings() };
     let bar = ProgressBar::new(schedule.rounds());
@@ -133,13 +149,15 @@ fn measure(args: &Args) -> Result<Verbs, VerbsError> {
     let figures = figures.map_err(|(who, cause)| VerbsError::Contestant { who, cause })?;
     Ok(Verbs {
         arm: args.arm.to_string(),
+        path,
         op: args.op,
         bytes: args.bytes,
         iters: args.iters,
         figures: figures[0],
         raw_udp: figures[1],
         raw_tcp: figures[2],
-        without_fault: figures.get(3).copied(),
+        without_fault: figures.get(3).copied().filter(|_| faults.any()),
+        over_udp: figures.get(3).copied().filter(|_| !faults.any()),
     })
 }
 
@@ -163,10 +181,12 @@ impl Verbs {
             "MsgRate[Mpps]",
         ]
         .map(str::to_owned))];
+        let path = self.path.map_or(String::new(), |path| format!(", {path}"));
         let faulty = if self.without_fault.is_some() { ", faults" } else { "" };
         let rows = [
-            (format!("{}{faulty}", self.arm), Some(self.figures)),
+            (format!("{}{path}{faulty}", self.arm), Some(self.figures)),
             (self.arm.clone(), self.without_fault),
+            (format!("{}, udp", self.arm), self.over_udp),
             ("raw UDP".to_owned(), Some(self.raw_udp)),
             ("raw TCP".to_owned(), Some(self.raw_tcp)),
         ];

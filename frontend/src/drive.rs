@@ -227,7 +227,7 @@ impl Frontend {
             self.turn();
             let now = self.clock.now();
             due = self.poll_timeout().max(now);
-            if due == now {
+            if due == now || !self.endpoint.lie_down() {
                 // Others of this thread have a turn too.
                 tokio::task::yield_now().await;
                 continue;

@@ -303,7 +303,7 @@ impl DatagramQueuePair {
             cx.completions.release(1);
         }
         cx.counters.packets_sent += 1;
-        batch.finish()
+        batch.finish(self.number)
     }
 
     fn repr(&self, request: &DatagramRequest, payload_bytes: usize) -> Repr {

@@ -266,6 +266,13 @@ impl Endpoint {
         found.map(|found| found.queue_pair.limit_requests(max_rd_atomic, window_packets)).is_some()
     }
 
+    /// Lowers what READs of a queue pair ask for, each and all at once, in bytes; before any is posted. Never raises.
+    /// False if there is no such queue pair.
+    pub fn limit_reads(&mut self, qpn: QueuePairNumber, chunk_bytes: u32, window_bytes: u32) -> bool {
+        let found = self.queue_pairs.get_mut(&qpn);
+        found.map(|found| found.queue_pair.limit_reads(chunk_bytes, window_bytes)).is_some()
+    }
+
     fn find(&mut self, qpn: QueuePairNumber) -> Result<&mut QueuePair, ModifyError> {
         let found = self.queue_pairs.get_mut(&qpn).ok_or(ModifyError::UnknownQueuePair)?;
         Ok(&mut found.queue_pair)
@@ -434,8 +441,26 @@ impl Endpoint {
     /// of `buf`. Queue pairs take turns, a batch each. `buf` must hold one packet of each queue pair
     /// ([`crate::PathMtu::packet_bytes_max`]); its length, at most 65,507, bounds the batch.
     pub fn poll_transmit(&mut self, now: Timestamp, buf: &mut [u8], segments_max: usize) -> Option<Transmit> {
+        self.poll_transmit_of(now, buf, |_| segments_max)
+    }
+
+    /// The same with a limit for each queue pair, of batches: 0 for one whose packets cannot go now. It keeps them, and
+    /// is asked again by the next call.
+    pub fn poll_transmit_of(
+        &mut self,
+        now: Timestamp,
+        buf: &mut [u8],
+        mut segments_max: impl FnMut(QueuePairNumber) -> usize,
+    ) -> Option<Transmit> {
         assert!(buf.len() >= PACKET_BYTES_MAX, "the transmit buffer holds {} bytes", buf.len());
-        while let Some(number) = self.transmit_queue.pop_front() {
+        // Each once: those that cannot go are queued again.
+        for _ in 0..self.transmit_queue.len() {
+            let number = self.transmit_queue.pop_front()?;
+            let segments_max = segments_max(number);
+            if segments_max == 0 {
+                self.transmit_queue.push_back(number);
+                continue;
+            }
             if let Some(queue_pair) = self.datagrams.get_mut(&number) {
                 queue_pair.queued = false;
                 let transmit = queue_pair.poll_transmit(self.config.local, buf, &mut context!(self, now));

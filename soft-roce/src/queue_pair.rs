@@ -131,6 +131,10 @@ impl QueuePair {
         self.requester.limit(max_rd_atomic, window_packets);
     }
 
+    pub(crate) fn limit_reads(&mut self, chunk_bytes: u32, window_bytes: u32) {
+        self.requester.limit_reads(chunk_bytes, window_bytes);
+    }
+
     /// Back to INIT: queues emptied without completions.
     pub(crate) fn reset(&mut self) {
         *self = Self { queued: self.queued, ..Self::new(self.number, self.config, self.receive_domain) };
@@ -256,7 +260,7 @@ impl QueuePair {
                 }
                 Side::Responder => self.transmit_replies(&mut batch, peer.queue_pair, cx),
             }
-            if let Some(transmit) = batch.finish() {
+            if let Some(transmit) = batch.finish(self.number) {
                 self.turn = if side == Side::Requester { Side::Responder } else { Side::Requester };
                 cx.counters.packets_sent += transmit.segments as u64;
                 return Some(transmit);

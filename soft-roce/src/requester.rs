@@ -172,6 +172,11 @@ impl Requester {
         self.window = self.window.min(self.config.request_window_packets);
     }
 
+    pub(crate) fn limit_reads(&mut self, chunk_bytes: u32, window_bytes: u32) {
+        self.config.read_chunk_bytes = self.config.read_chunk_bytes.min(chunk_bytes.max(1));
+        self.config.read_window_bytes = self.config.read_window_bytes.min(window_bytes);
+    }
+
     pub(crate) const fn mtu_bytes(&self) -> u32 {
         self.mtu_bytes
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::{
     segments::Windows,
     wire::{
-        ICRC_BYTES, Repr,
+        ICRC_BYTES, QueuePairNumber, Repr,
         icrc::{BATCH_SEGMENTS_MAX, Headers},
     },
 };
@@ -104,9 +104,10 @@ impl<'a> SegmentationBatch<'a> {
         self.bytes += packet_bytes;
     }
 
-    /// What was written; `None` if nothing was.
-    pub(crate) fn finish(self) -> Option<Transmit> {
+    /// What was written, by this queue pair of ours; `None` if nothing was.
+    pub(crate) fn finish(self, queue_pair: QueuePairNumber) -> Option<Transmit> {
         (self.segments > 0).then_some(Transmit {
+            queue_pair,
             destination: self.destination,
             bytes: self.bytes,
             segment_bytes: self.segment_bytes,
@@ -122,6 +123,8 @@ impl<'a> SegmentationBatch<'a> {
 /// socket with `IP_PMTUDISC_DO` or `IP_PMTUDISC_PROBE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transmit {
+    /// Ours, that sends it.
+    pub queue_pair: QueuePairNumber,
     /// Where to.
     pub destination: SocketAddr,
     /// Bytes written to the buffer, from its start.

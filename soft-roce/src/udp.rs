@@ -29,7 +29,7 @@ use group::Group;
 use process::Held;
 use socket::{Received, Socket};
 
-use crate::{Endpoint, Timestamp, Transmit};
+use crate::{Endpoint, QueuePairNumber, Timestamp, Transmit};
 
 /// Segmentation batches sent by one call of [`Driver::transmit`], so that a long queue does not keep us from receiving.
 const BATCHES_PER_CALL: usize = 16;
@@ -79,6 +79,25 @@ impl Default for DriverConfig {
             receive_buffer_bytes: RECEIVE_BUFFER_BYTES,
             refuse_segmentation: false,
         }
+    }
+}
+
+/// A way that the packets of some queue pairs take instead of the socket, to a peer that can be reached by it.
+pub trait Detour {
+    /// How many packets of this queue pair are to go at once: `by_socket` of one whose packets go there; 0: none can go
+    /// now.
+    fn segments_max(&mut self, queue_pair: QueuePairNumber, by_socket: usize) -> usize;
+    /// Takes what [`Endpoint::poll_transmit`] gave, if it is to go this way.
+    fn take(&mut self, transmit: &Transmit, packets: &[u8]) -> bool;
+}
+
+/// There is none.
+impl Detour for () {
+    fn segments_max(&mut self, _: QueuePairNumber, by_socket: usize) -> usize {
+        by_socket
+    }
+    fn take(&mut self, _: &Transmit, _: &[u8]) -> bool {
+        false
     }
 }
 
@@ -271,6 +290,11 @@ impl Driver {
 
     /// Sends what the endpoint has to send, up to a bound. False if there was nothing, or no room for it.
     pub fn transmit(&mut self, now: Timestamp, endpoint: &mut Endpoint) -> bool {
+        self.transmit_beside(now, endpoint, &mut ())
+    }
+
+    /// The same but for what takes a detour; nothing does where faults are injected.
+    pub fn transmit_beside(&mut self, now: Timestamp, endpoint: &mut Endpoint, detour: &mut impl Detour) -> bool {
         self.is_unfinished = false;
         if let Some(group) = &mut self.group {
             group.turn(now, &self.socket, std::mem::take(&mut self.was_read) && self.is_drained);
@@ -284,9 +308,11 @@ impl Driver {
             return self.transmit_injected(now, endpoint);
         }
         for sent in 0..BATCHES_PER_CALL {
-            let segments_max = self.socket.segments_max();
-            let Some(transmit) = endpoint.poll_transmit(now, &mut self.buffer, segments_max) else { return sent > 0 };
-            if !self.send(transmit) {
+            let by_socket = self.socket.segments_max();
+            let segments_max = |queue_pair| detour.segments_max(queue_pair, by_socket);
+            let next = endpoint.poll_transmit_of(now, &mut self.buffer, segments_max);
+            let Some(transmit) = next else { return sent > 0 };
+            if !detour.take(&transmit, &self.buffer[..transmit.bytes]) && !self.send(transmit) {
                 return sent > 0;
             }
         }

@@ -31,7 +31,8 @@ use scheduler::Policy;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use tempfile::TempDir;
 use transport::{
-    Address, Arm, ArmName, Endpoint, EndpointConfig, Faults, NetworkConfig, OwnAddress, ROCE_PORT, VerbsSettings,
+    Address, Arm, ArmName, Endpoint, EndpointConfig, Faults, LocalPath, NetworkConfig, OwnAddress, ROCE_PORT,
+    VerbsSettings,
 };
 
 use super::{
@@ -79,6 +80,8 @@ pub(super) struct Layout {
     pub arm: ArmName,
     /// How the queue pairs of a verbs device are set up.
     pub verbs: VerbsSettings,
+    /// How packets go between members of one host.
+    pub local_path: LocalPath,
     /// Faults on the soft-RoCE path, for tests.
     pub faults: Faults,
     /// Who may connect to the frontends, and what they may do.
@@ -255,6 +258,7 @@ impl Default for Layout {
             network: scheduler::config::Network::default(),
             arm: ArmName::Soft,
             verbs: VerbsSettings::default(),
+            local_path: LocalPath::default(),
             faults: Faults::default(),
             clients: Clients::default(),
             otlp: None,
@@ -424,7 +428,7 @@ const OBSERVER_HOST: u8 = BACKEND_HOSTS - 1;
 const FRONTENDS_MAX: usize = (OBSERVER_HOST - FRONTEND_HOSTS) as usize;
 
 /// Keys of a frontend's file that are not limits: where it is, whom it trusts, and what `up` is told itself.
-const FRONTEND_KEYS: [&str; 21] = [
+const FRONTEND_KEYS: [&str; 22] = [
     "scheduler",
     "schedulers",
     "secret",
@@ -443,6 +447,7 @@ const FRONTEND_KEYS: [&str; 21] = [
     "arm",
     "address",
     "shared_address",
+    "local_path",
     "verbs",
     "faults",
     "tls",
@@ -693,6 +698,7 @@ impl Wiring {
             arm: layout.arm.clone(),
             address: layout.packet_address(packets).map(OwnAddress::from),
             verbs: layout.verbs,
+            local_path: layout.local_path,
             faults: layout.faults,
             ..NetworkConfig::new(self.secret.clone())
         }

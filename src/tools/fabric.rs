@@ -153,6 +153,7 @@ impl Members {
             // What loopback takes. A budget that is larger than l(b) by far would let plans pile up at the backends.
             network: scheduler::config::Network { data_us_per_request: 1.0, ..scheduler::config::Network::default() },
             arm: args.arm.clone(),
+            local_path: args.path,
             backend: vec![backend; args.backends],
             ..Layout::default()
         };

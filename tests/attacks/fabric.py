@@ -91,8 +91,8 @@ def join(address, versions, secret, hello, packets):
         host, port = packets
         where = struct.pack("<II4sH", 0, 0, socket.inet_aton(host), port)
         queue_pair = struct.pack("<IIHBHI", 0x1234, 0x5678, 4096, 16, 256, 1 << 20)
-        name = bytes(81)
-        connection.sendall(message(OFFER, os.urandom(8) + where + queue_pair + name + sized(hello)))
+        name, ring = bytes(81), bytes(16)
+        connection.sendall(message(OFFER, os.urandom(8) + where + queue_pair + name + ring + sized(hello)))
         kind, content = read_message(connection)
         while kind == HEARTBEAT:
             kind, content = read_message(connection)

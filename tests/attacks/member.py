@@ -20,8 +20,8 @@ SENDS, WRITES = {0x00, 0x01, 0x02, 0x04}, {0x06, 0x07, 0x08, 0x09, 0x0A, 0x0B}
 FIRST, MIDDLE, LAST, ONLY = 0x00, 0x01, 0x02, 0x04
 READ_REQUEST, RESPONSE_FIRST, RESPONSE_MIDDLE, RESPONSE_LAST, RESPONSE_ONLY = 0x0C, 0x0D, 0x0E, 0x0F, 0x10
 ACKNOWLEDGED = 0x1F << 24
-# The last is a name that operators are shown.
-PARAMETERS = struct.Struct("<QII4sHIIHBHI81s")
+# The last are a name that operators are shown, and that of a ring, which is none here.
+PARAMETERS = struct.Struct("<QII4sHIIHBHI81s16s")
 NEVER = (1 << 63) - 1
 # Bytes of a planned task.
 TASK_BYTES = 66
@@ -46,10 +46,10 @@ class QueuePair:
         host, port = address
         where = (0, 0, socket.inet_aton(host), port)
         limits = (MTU, 16, self.receives, 1 << 20)
-        return PARAMETERS.pack(random.getrandbits(64), *where, self.number, self.psn, *limits, b"")
+        return PARAMETERS.pack(random.getrandbits(64), *where, self.number, self.psn, *limits, b"", b"")
 
     def connect(self, parameters):
-        _, _, _, host, port, self.peer_number, self.expected, _, _, self.granted, _, _ = PARAMETERS.unpack(parameters)
+        _, _, _, host, port, self.peer_number, self.expected, _, _, self.granted, _, _, _ = PARAMETERS.unpack(parameters)
         self.peer = socket.inet_ntoa(host), port
 
 

@@ -44,7 +44,7 @@ use crate::{
 const MAGIC: &[u8; 8] = b"downbeat";
 /// Of prefaces, of [`Message`], and of what soft-RoCE's endpoints agree to ([`soft_roce::Peer::ack_delay`]); to be
 /// raised with any change of them. It stands where it always has.
-const VERSION: u16 = 6;
+const VERSION: u16 = 7;
 const VERSION_END: usize = MAGIC.len() + size_of::<u16>();
 pub(crate) const NONCE_BYTES: usize = 32;
 const PREFACE_BYTES: usize = VERSION_END + size_of::<u64>() + NONCE_BYTES;
@@ -88,6 +88,17 @@ pub(crate) struct Parameters {
     pub window_bytes: u32,
     /// What operators call it.
     pub name: PeerName,
+    /// Whither its peer may come for a ring; in an answer the same again, if it comes.
+    pub ring: RingName,
+}
+
+/// Names a place where two processes of one host meet, which only they know ([`crate::LocalPath::Ring`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
+pub(crate) struct RingName(pub [u8; 16]);
+
+impl RingName {
+    /// No place.
+    pub(crate) const NONE: Self = Self([0; 16]);
 }
 
 impl Parameters {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use soft_roce::udp::{Faults, Sharing};
 
 use crate::{
-    Certificates, PeerName, Release, Secrets,
+    Certificates, LocalPath, PeerName, Release, Secrets,
     arm_name::ArmName,
     error::{ConfigError, OpenError},
     limits::{CREDIT_MAX, ROCE_PORT, SECRET_BYTES_MIN},
@@ -34,6 +34,8 @@ pub enum Arm {
         faults: Faults,
         /// Which other endpoints may have the same address; all of them must say so.
         sharing: Sharing,
+        /// How packets go to peers of this host.
+        local: LocalPath,
     },
     /// A device of libibverbs; in builds with the feature `verbs`.
     Verbs(VerbsConfig),
@@ -157,7 +159,8 @@ impl Arm {
             }
             let address = address.unwrap_or_else(|| SocketAddr::new(random_loopback().into(), ROCE_PORT));
             let sharing = if shared { Sharing::User } else { Sharing::Alone };
-            return Ok(Self::Soft { address, any_port: false, faults, sharing });
+            let local = LocalPath::default();
+            return Ok(Self::Soft { address, any_port: false, faults, sharing, local });
         };
         if shared {
             return Err(ConfigError::SharedDevice(name.clone()).into());
@@ -170,6 +173,15 @@ impl Arm {
         }
         let address = address.map(|address| address.ip());
         Ok(Self::Verbs(VerbsConfig { device: device.clone(), address, settings }))
+    }
+
+    /// The same, whose packets go so to peers of this host; a device's go as they always do.
+    #[must_use]
+    pub fn with_local_path(mut self, path: LocalPath) -> Self {
+        if let Self::Soft { local, .. } = &mut self {
+            *local = path;
+        }
+        self
     }
 }
 
@@ -210,7 +222,8 @@ impl EndpointConfig {
     /// An endpoint of the soft arm at this address that only connects.
     #[must_use]
     pub fn soft(address: SocketAddr) -> Self {
-        Self::over(Arm::Soft { address, any_port: false, faults: Faults::default(), sharing: Sharing::Alone })
+        let (faults, sharing, local) = (Faults::default(), Sharing::Alone, LocalPath::default());
+        Self::over(Arm::Soft { address, any_port: false, faults, sharing, local })
     }
 
     /// An endpoint of this arm that only connects, with a random secret.
@@ -277,6 +290,12 @@ impl EndpointConfig {
             *sharing = Sharing::Process;
         }
         self
+    }
+
+    /// The same with [`Arm::with_local_path`].
+    #[must_use]
+    pub fn with_local_path(self, path: LocalPath) -> Self {
+        Self { arm: self.arm.with_local_path(path), ..self }
     }
 
     /// The same with these faults injected.

@@ -16,12 +16,14 @@ use std::{
     os::fd::BorrowedFd,
 };
 
+pub(crate) use soft::{READ_BYTES_MAX, Soft};
+
 use proto::Timestamp;
 use soft_roce::{Completion, MemoryWindows, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use crate::{
     Access, Arm, Region, RegionKey,
-    bootstrap::{PacketAddress, Parameters},
+    bootstrap::{PacketAddress, Parameters, RingName},
     device::interface::{Demand, Descriptor, DeviceEvent, Moved, Offer},
     device_memory::{DeviceMemory, Way},
     error::{
@@ -71,8 +73,8 @@ impl Device {
     /// One line that names what is missing, taken or out of bounds.
     pub(crate) fn open(arm: Arm, demand: Demand) -> Result<Self, DeviceOpenError> {
         match arm {
-            Arm::Soft { address, any_port, faults, sharing } => {
-                let mut opened = soft::Soft::open(address, faults, sharing, demand);
+            Arm::Soft { address, any_port, faults, sharing, local } => {
+                let mut opened = soft::Soft::open(address, faults, sharing, local, demand);
                 // Somebody may be quicker, also there.
                 for _ in 0..PORTS_TRIED {
                     if !any_port || !opened.as_ref().is_err_and(DeviceOpenError::is_taken) {
@@ -80,7 +82,7 @@ impl Device {
                     }
                     let free = soft::free_port(address.ip()).map(|port| SocketAddr::new(address.ip(), port));
                     let free = free.map_err(|cause| DeviceOpenError::Udp { address, cause })?;
-                    opened = soft::Soft::open(free, faults, sharing, demand);
+                    opened = soft::Soft::open(free, faults, sharing, local, demand);
                 }
                 Ok(Self::Soft(Box::new(opened?)))
             }
@@ -178,6 +180,25 @@ impl Device {
     /// One line that names the limit that is reached.
     pub(crate) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
         each!(self, device => device.create_queue_pair())
+    }
+
+    /// Before a peer is told of a queue pair: invites it to a faster way, if there may be one to it.
+    pub(crate) fn invite(&mut self, number: QueuePairNumber, peer: IpAddr) {
+        match self {
+            Self::Soft(soft) => soft.invite(number, peer),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => {}
+        }
+    }
+
+    /// Whether packets of a queue pair go by rings, which lose none: where one is full, its queue pair waits.
+    pub(crate) fn has_ring(&self, number: QueuePairNumber) -> bool {
+        self.soft().is_some_and(|soft| soft.has_ring(number))
+    }
+
+    /// What a peer is told of that way: whither it is invited, or that we come.
+    pub(crate) fn ring_name(&self, number: QueuePairNumber) -> RingName {
+        self.soft().map_or(RingName::NONE, |soft| soft.ring_name(number))
     }
 
     /// The first packet sequence number of a queue pair of ours.

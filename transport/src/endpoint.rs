@@ -29,13 +29,13 @@ use crate::{
     certificates::Certificates,
     channel::{Channel, Held, READS_POSTED_MAX, SEND_DEPTH, SLOTS},
     device::{
-        Device,
+        Device, Soft,
         interface::{Demand, Descriptor, DeviceEvent, Moved, Offer},
     },
     error::OpenError,
     limits::{CONNECTIONS_MAX, REGIONS_MAX},
     link::{Link, READ_BYTES},
-    poller::{Interest, Poller, Ready, Waker},
+    poller::{Interest, Poller, Ready, SPIN, Waker},
     reads::Reads,
     resolve::Resolver,
     traffic::{Reporter, Traffic},
@@ -244,9 +244,14 @@ impl Endpoint {
     #[must_use]
     pub fn path(&self, connection: ConnectionId) -> Option<Path> {
         match &self.connections.get(&connection)?.stage {
-            Stage::Deciding { parameters: peer } | Stage::Up { peer, .. } => Some(Path::to(peer.address)),
+            Stage::Deciding { parameters: peer } => Some(Path::to(peer.address)),
+            Stage::Up { channel, peer } => Some(self.path_of(channel, peer)),
             _ => None,
         }
+    }
+
+    fn path_of(&self, channel: &Channel, peer: &Parameters) -> Path {
+        if self.device.has_ring(channel.number()) { Path::ring(peer.address) } else { Path::to(peer.address) }
     }
 
     /// What the soft arm's queue pairs have seen. A verbs device has counters of its own, for all that use it.
@@ -425,7 +430,8 @@ impl Endpoint {
             self.reporter.leave(now, self.seen(self.reporter.gone()));
         }
         self.flush(now);
-        if !progressed && self.device.request_notification() {
+        // The soft arm's peers need not wake us before we sleep.
+        if !progressed && self.device.soft().is_none() && self.device.request_notification() {
             self.unfinished = true;
             return true;
         }
@@ -446,11 +452,20 @@ impl Endpoint {
         self.told = Some(ready);
     }
 
-    /// Of packets, and of links, for the event loop of another library: each is readable when [`Self::drive`] has
-    /// something to do (they are epoll instances).
+    /// Of packets, and of links, for the event loop of another library: after [`Self::lie_down`], each is readable when
+    /// [`Self::drive`] has something to do (they are epoll instances).
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.poller.packets.as_fd(), self.poller.links.as_fd()]
+    }
+
+    /// Before an owner waits for [`Self::descriptors`]: from now on they tell of all that comes. False if something has
+    /// come already: then it must not wait.
+    pub fn lie_down(&mut self) -> bool {
+        if self.device.request_notification() {
+            self.unfinished = true;
+        }
+        !self.unfinished
     }
 
     /// What happened since. A frame's or immediate's receive is the peer's again once it has been taken here, so a slow
@@ -493,14 +508,22 @@ impl Endpoint {
         if !self.events.is_empty() {
             return;
         }
-        if self.device.request_notification() {
-            self.unfinished = true;
+        // A verbs device tells of what comes after it was asked to. The soft arm's peers wake us by a system call each,
+        // which they are asked for when we sleep.
+        if self.device.soft().is_none() && !self.lie_down() || self.is_pending() {
             return;
         }
-        if !self.is_pending() {
-            let until = until.min(self.poll_timeout().unwrap_or(Timestamp::NEVER)).max(now);
-            self.told = Some(self.poller.wait((until - now).to_duration(), now - self.packets_at[0] < LATELY));
-        }
+        let until = until.min(self.poll_timeout().unwrap_or(Timestamp::NEVER)).max(now);
+        let (time, is_lately) = ((until - now).to_duration(), now - self.packets_at[0] < LATELY);
+        let has_come = || self.device.soft().is_some_and(Soft::has_come);
+        let seen = is_lately.then(|| self.poller.stay_awake(time, has_come)).flatten();
+        self.told = match seen {
+            Some(ready) => Some(ready),
+            None if self.lie_down() => {
+                Some(self.poller.sleep(if is_lately { time.saturating_sub(SPIN) } else { time }))
+            }
+            None => None,
+        };
     }
 
     /// Ends a `wait` from another thread.
@@ -676,7 +699,7 @@ impl Endpoint {
         for connection in self.connections.values() {
             let Stage::Up { channel, peer } = &connection.stage else { continue };
             let seen = traffic.peer(&called(connection, peer));
-            seen.path = Some(Path::to(peer.address));
+            seen.path = Some(self.path_of(channel, peer));
             if let Some(counters) = soft.and_then(|soft| soft.counters_of(channel.number())) {
                 seen.counters.add(counters);
             }

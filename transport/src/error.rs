@@ -590,6 +590,9 @@ pub enum ConnectQueuePairError {
     /// soft-RoCE refuses what the peer told.
     #[error(transparent)]
     Soft(#[from] soft_roce::ModifyError),
+    /// The peer on this host has come for a ring.
+    #[error("no ring to the peer, the next connection does without (`local_path`): {0}")]
+    Ring(io::Error),
     /// There is no device.
     #[error(transparent)]
     Lost(#[from] DeviceLost),

@@ -6,7 +6,9 @@ use proto::{Span, Timestamp};
 
 use crate::{
     PeerName, Release,
-    bootstrap::{Bootstrap, BootstrapEvent, Identity, MESSAGE_BYTES_MAX, NONCE_BYTES, PacketAddress, Parameters},
+    bootstrap::{
+        Bootstrap, BootstrapEvent, Identity, MESSAGE_BYTES_MAX, NONCE_BYTES, PacketAddress, Parameters, RingName,
+    },
 };
 
 const SECRET: &[u8] = b"correct horse battery staple";
@@ -78,6 +80,7 @@ impl HandshakeUnderAttack {
             max_dest_rd_atomic: 16,
             receive_depth: 64,
             window_bytes: 1 << 18,
+            ring: RingName::NONE,
         };
         while let Some(event) = self.side.poll_event() {
             assert!(!self.closed, "{event:?} after the end");

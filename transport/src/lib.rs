@@ -45,12 +45,13 @@
 //! | `bootstrap` | what two peers say over TCP: proof of the secret, parameters, heartbeats. No IO |
 //! | `release` | which release this is, for peers of another. No IO |
 //! | `link`, `tls` | one bootstrap on a TCP socket; mutual TLS under it |
-//! | `device` | what carries the queue pairs: `soft` or `verbs` |
+//! | `device` | what carries the queue pairs: `soft` or `verbs`; `soft/rings`: packets between processes of one host |
 //! | `channel` | one queue pair with its memory and its queues. No IO |
 //! | `credits`, `ring` | flow control of frames and immediates, and the place of frames. No IO |
 //! | `reads` | the READ budget. No IO |
 //! | `raw` | one queue pair without all that, for measuring |
 //! | `region`, `clock`, `poller` | memory, time, waiting |
+//! | `sealed_memory` | memory that two processes map |
 //! | `memory` | [`Memory`]: how much this process may use |
 //! | `device_memory` | memory of GPUs, for RDMA devices to reach |
 //! | `error` | why operations fail, one type for each |
@@ -58,7 +59,7 @@
 //! | `secrets` | what members prove to each other that they know, and the files with it |
 //! | `certificates` | certificates of their files, and when they end |
 //! | `followed` | files that are taken in anew once they hold something else |
-//! | `limits`, `arm_name` | what errors name, too |
+//! | `limits`, `arm_name`, `local_path` | what errors or configurations name, too |
 //! | `traffic`, `peer_name` | what all endpoints have seen of the network and of whom, for operators |
 //! | `path` | the way that packets of a connection take, for operators |
 #![deny(unsafe_code)]
@@ -83,6 +84,7 @@ mod followed;
 pub mod fuzzing;
 mod limits;
 mod link;
+mod local_path;
 mod memory;
 mod notes;
 mod path;
@@ -97,6 +99,7 @@ mod resolve;
 #[allow(unsafe_code)]
 mod region;
 mod ring;
+mod sealed_memory;
 mod secrets;
 mod strangers;
 mod tls;
@@ -122,6 +125,7 @@ pub use limits::{
     CONNECTIONS_MAX, CREDIT_MAX, HANDSHAKE_MAX, HELLO_BYTES_MAX, REGIONS_MAX, ROCE_PORT, SECRET_BYTES_MIN, SILENCE_MAX,
     WORK_MAX,
 };
+pub use local_path::LocalPath;
 pub use memory::Memory;
 pub use notes::Notes;
 pub use path::Path;

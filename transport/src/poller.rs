@@ -21,7 +21,9 @@ use rustix::{
 
 /// How long a wait spins, when packets came lately, before it sleeps: longer than a round trip between busy peers, and
 /// short against what a wake-up costs them all on a machine with fewer cores than pollers.
-const SPIN: Duration = Duration::from_micros(50);
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
+/// Looks at memory for one at descriptors, while awake.
+const LOOKS_PER_CALL: usize = 16;
 /// Descriptors told by one system call; the rest are told by the next.
 const READY_MAX: usize = 64;
 /// The kernel takes no arbitrarily long timeouts; callers look around once an hour at least.
@@ -127,14 +129,47 @@ impl Poller {
         self.waker.clone()
     }
 
-    /// Returns when anything is ready, and what, or the time is over. With `spin`, it first stays awake for a little
-    /// while.
-    pub(crate) fn wait(&self, timeout: Duration, spin: bool) -> Ready {
-        let mut watched = [self.packets.as_fd(), self.links.as_fd(), self.waker.as_fd()]
-            .map(|watched| PollFd::from_borrowed_fd(watched, PollFlags::IN));
-        if !spin || !stay_awake(&mut watched, timeout) {
-            sleep(&mut watched, if spin { timeout.saturating_sub(SPIN) } else { timeout });
+    /// Looks for a little while, without sleeping. What is ready, if anything or the time is over; `has_come` tells of
+    /// packets that no descriptor tells of.
+    pub(crate) fn stay_awake(&self, time: Duration, has_come: impl Fn() -> bool) -> Option<Ready> {
+        let started = Instant::now();
+        loop {
+            let mut watched = self.watched();
+            if sleep(&mut watched, Duration::ZERO) {
+                return Some(self.ready(watched));
+            }
+            // Each look at them costs a small part of a system call.
+            for _ in 0..LOOKS_PER_CALL {
+                if has_come() {
+                    return Some(Ready { packets: true, links: false });
+                }
+                std::hint::spin_loop();
+            }
+            let spun = started.elapsed();
+            if spun >= time {
+                return Some(Ready::default());
+            }
+            if spun >= SPIN {
+                return None;
+            }
+            // Whoever will send us something may need this core for it.
+            rustix::thread::sched_yield();
         }
+    }
+
+    /// Returns when anything is ready, and what, or the time is over.
+    pub(crate) fn sleep(&self, time: Duration) -> Ready {
+        let mut watched = self.watched();
+        sleep(&mut watched, time);
+        self.ready(watched)
+    }
+
+    fn watched(&self) -> [PollFd<'_>; 3] {
+        [self.packets.as_fd(), self.links.as_fd(), self.waker.as_fd()]
+            .map(|watched| PollFd::from_borrowed_fd(watched, PollFlags::IN))
+    }
+
+    fn ready(&self, watched: [PollFd<'_>; 3]) -> Ready {
         let [packets, links, waker] = watched.map(|watched| !watched.revents().is_empty());
         // A call that comes after the caller has looked at its own queues and before it waits ends that wait, so calls
         // are taken in nowhere else.
@@ -142,25 +177,6 @@ impl Poller {
             self.waker.clear();
         }
         Ready { packets, links }
-    }
-}
-
-/// Looks for a little while, without sleeping. Whether anything is ready, or the time is over.
-fn stay_awake(watched: &mut [PollFd<'_>], timeout: Duration) -> bool {
-    let started = Instant::now();
-    loop {
-        if sleep(watched, Duration::ZERO) {
-            return true;
-        }
-        let spun = started.elapsed();
-        if spun >= timeout {
-            return true;
-        }
-        if spun >= SPIN {
-            return false;
-        }
-        // Whoever will send us something may need this core for it.
-        rustix::thread::sched_yield();
     }
 }
 
@@ -213,22 +229,27 @@ mod tests {
         poller.links.poll(&mut numbers);
         assert!(numbers.is_empty());
         one.write_all(b"x").unwrap();
-        assert_eq!(poller.wait(Duration::MAX, false), Ready { packets: false, links: true });
+        assert_eq!(poller.sleep(Duration::MAX), Ready { packets: false, links: true });
         poller.links.poll(&mut numbers);
         assert_eq!(numbers, [7]);
         poller.links.modify(&other, 7, Interest::Paused).unwrap();
-        assert_eq!(poller.wait(Duration::ZERO, false), Ready::default());
+        assert_eq!(poller.sleep(Duration::ZERO), Ready::default());
         poller.packets.add(&other, 0, Interest::Read).unwrap();
-        assert_eq!(poller.wait(Duration::MAX, true), Ready { packets: true, links: false });
+        let packets = Ready { packets: true, links: false };
+        assert_eq!(poller.stay_awake(Duration::MAX, || false), Some(packets));
+        poller.packets.remove(&other).unwrap();
+        assert_eq!(poller.stay_awake(Duration::MAX, || true), Some(packets), "in memory");
+        assert_eq!(poller.stay_awake(Duration::ZERO, || false), Some(Ready::default()), "the time is over");
+        assert_eq!(poller.stay_awake(Duration::MAX, || false), None);
     }
 
     #[test]
     fn a_waker_ends_one_wait_from_another_thread() {
         let poller = Poller::new().unwrap();
-        for spin in [false, true] {
+        for _ in 0..2 {
             let waker = poller.waker();
             let thread = std::thread::spawn(move || waker.wake());
-            assert_eq!(poller.wait(Duration::MAX, spin), Ready::default());
+            assert_eq!(poller.sleep(Duration::MAX), Ready::default());
             thread.join().unwrap();
             let mut waker = [PollFd::new(&poller.waker, PollFlags::IN)];
             assert!(!sleep(&mut waker, Duration::ZERO), "the call was taken in");

@@ -11,7 +11,10 @@ use crate::{
     Access, Arm, PeerName, Region, RegionKey,
     bootstrap::Parameters,
     channel::READS_POSTED_MAX,
-    device::{Device, interface::Demand},
+    device::{
+        Device,
+        interface::{Demand, DeviceEvent},
+    },
     error::RawError,
 };
 
@@ -59,9 +62,10 @@ impl RawQueuePair {
     ///
     /// # Errors
     /// One line if the link is down.
-    pub fn address(&self) -> Result<RawAddress, RawError> {
+    pub fn address(&mut self) -> Result<RawAddress, RawError> {
         let (offer, address) = (self.device.offer(), self.device.address());
         let ip = address.udp().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |at| at.ip());
+        self.device.invite(self.number, ip);
         Ok(RawAddress(Parameters {
             name: PeerName::NONE,
             incarnation: 0,
@@ -72,6 +76,7 @@ impl RawQueuePair {
             max_dest_rd_atomic: offer.reads_answered_max,
             receive_depth: self.depth,
             window_bytes: offer.peer_window_bytes,
+            ring: self.device.ring_name(self.number),
         }))
     }
 
@@ -123,6 +128,11 @@ impl RawQueuePair {
             self.device.handle_timeout(now);
         }
         self.device.transmit(now);
+        // What is posted flushes, which its owner sees.
+        if let Some(DeviceEvent::QueuePairFailed { number, reason }) = self.device.poll_event() {
+            tracing::error!("the queue pair has failed: {reason}");
+            self.device.modify_to_error(number);
+        }
         self.device.poll_completion()
     }
 }

@@ -4,10 +4,12 @@
 //! is lost and costs a retransmission timeout (incast). So READs wait here until the bytes in flight fit the buffer.
 //! Large READs go out in pieces, one piece per connection and turn, so that no source starves the others. A source that
 //! lives and does not answer keeps its pieces under way for seconds: it leaves a quarter of the budget to others.
+//!
+//! What comes by a ring overruns nothing, and takes none of the budget.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::{ConnectionId, PostError, Transfer};
+use crate::{ConnectionId, PostError, Transfer, device::READ_BYTES_MAX};
 
 /// READs that may wait, per connection.
 pub(crate) const READS_WAITING_MAX: usize = 4096;
@@ -24,14 +26,34 @@ pub(crate) struct Piece {
 /// READs of all connections of one endpoint.
 #[derive(Debug)]
 pub(crate) struct Reads {
+    by_network: Pool,
+    by_rings: Pool,
+    sources: BTreeMap<ConnectionId, Source>,
+}
+
+/// Connections that share a budget.
+#[derive(Debug)]
+struct Pool {
     budget_bytes: usize,
     /// What one source may have of it.
     share_bytes: usize,
     piece_bytes_max: usize,
     outstanding_bytes: usize,
-    sources: BTreeMap<ConnectionId, Source>,
     /// Connections with waiting READs and room for a piece, whose turn comes first.
     turns: VecDeque<ConnectionId>,
+}
+
+impl Pool {
+    fn new(budget_bytes: usize, piece_bytes_max: usize) -> Self {
+        let quarter_bytes = (budget_bytes / 4).max(1);
+        Self {
+            budget_bytes,
+            share_bytes: budget_bytes - quarter_bytes,
+            piece_bytes_max: piece_bytes_max.min(quarter_bytes),
+            outstanding_bytes: 0,
+            turns: VecDeque::new(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -45,20 +67,14 @@ struct Source {
     /// Pieces that may be posted at once: more would make the SENDs behind them wait in the queue pair.
     posted_max: usize,
     in_turns: bool,
+    has_ring: bool,
 }
 
 impl Reads {
     /// Two limits: of the bytes outstanding, and of one piece.
     pub(crate) fn new(budget_bytes: usize, piece_bytes_max: usize) -> Self {
-        let quarter_bytes = (budget_bytes / 4).max(1);
-        Self {
-            budget_bytes,
-            share_bytes: budget_bytes - quarter_bytes,
-            piece_bytes_max: piece_bytes_max.min(quarter_bytes),
-            outstanding_bytes: 0,
-            sources: BTreeMap::new(),
-            turns: VecDeque::new(),
-        }
+        let by_rings = Pool::new(usize::MAX, READ_BYTES_MAX);
+        Self { by_network: Pool::new(budget_bytes, piece_bytes_max), by_rings, sources: BTreeMap::new() }
     }
 
     /// READs on this connection may be given, but wait for [`Self::start`].
@@ -69,13 +85,15 @@ impl Reads {
             posted_bytes: 0,
             posted_max: 0,
             in_turns: false,
+            has_ring: false,
         };
         self.sources.insert(connection, source);
     }
 
-    /// The peer of this open connection answers `posted_max` READs at once, from now on.
-    pub(crate) fn start(&mut self, connection: ConnectionId, posted_max: usize) {
-        self.sources.get_mut(&connection).expect("started once, when open").posted_max = posted_max;
+    /// The peer of this open connection answers `posted_max` READs at once, from now on; perhaps by a ring.
+    pub(crate) fn start(&mut self, connection: ConnectionId, posted_max: usize, has_ring: bool) {
+        let source = self.sources.get_mut(&connection).expect("started once, when open");
+        (source.posted_max, source.has_ring) = (posted_max, has_ring);
         self.on_change(connection);
     }
 
@@ -93,14 +111,19 @@ impl Reads {
         Ok(())
     }
 
-    /// The next piece to post, if the budget allows one.
+    /// The next piece to post, if a budget allows one.
     pub(crate) fn poll_piece(&mut self) -> Option<(ConnectionId, Piece)> {
-        let connection = *self.turns.front()?;
+        self.poll_pool(true).or_else(|| self.poll_pool(false))
+    }
+
+    fn poll_pool(&mut self, has_ring: bool) -> Option<(ConnectionId, Piece)> {
+        let pool = if has_ring { &mut self.by_rings } else { &mut self.by_network };
+        let connection = *pool.turns.front()?;
         let source = self.sources.get_mut(&connection).expect("connections with turns are open");
         let waiting = source.waiting.front_mut().expect("connections with turns have READs");
-        let bytes = waiting.bytes.min(self.piece_bytes_max);
+        let bytes = waiting.bytes.min(pool.piece_bytes_max);
         // The one whose turn it is waits for room; smaller READs behind it do not overtake, or it might wait for ever.
-        if self.outstanding_bytes > 0 && self.outstanding_bytes + bytes > self.budget_bytes {
+        if pool.outstanding_bytes > 0 && pool.outstanding_bytes + bytes > pool.budget_bytes {
             return None;
         }
         let piece = Piece { transfer: Transfer { bytes, ..*waiting }, last: bytes == waiting.bytes };
@@ -114,8 +137,8 @@ impl Reads {
         source.posted.push_back(bytes);
         source.posted_bytes += bytes;
         source.in_turns = false;
-        self.turns.pop_front();
-        self.outstanding_bytes += bytes;
+        pool.turns.pop_front();
+        pool.outstanding_bytes += bytes;
         self.on_change(connection);
         Some((connection, piece))
     }
@@ -125,7 +148,8 @@ impl Reads {
         if let Some(source) = self.sources.get_mut(&connection) {
             let bytes = source.posted.pop_front().expect("a piece ends once");
             source.posted_bytes -= bytes;
-            self.outstanding_bytes -= bytes;
+            let pool = if source.has_ring { &mut self.by_rings } else { &mut self.by_network };
+            pool.outstanding_bytes -= bytes;
             self.on_change(connection);
         }
     }
@@ -133,8 +157,9 @@ impl Reads {
     /// A connection is down: the tokens of READs that were not posted, or not to their end.
     pub(crate) fn close(&mut self, connection: ConnectionId) -> Vec<u64> {
         let Some(source) = self.sources.remove(&connection) else { return Vec::new() };
-        self.turns.retain(|&turn| turn != connection);
-        self.outstanding_bytes -= source.posted_bytes;
+        let pool = if source.has_ring { &mut self.by_rings } else { &mut self.by_network };
+        pool.turns.retain(|&turn| turn != connection);
+        pool.outstanding_bytes -= source.posted_bytes;
         source.waiting.iter().map(|transfer| transfer.token).collect()
     }
 
@@ -142,11 +167,12 @@ impl Reads {
     fn on_change(&mut self, connection: ConnectionId) {
         let source = self.sources.get_mut(&connection).expect("called for open connections");
         let Some(next) = source.waiting.front() else { return };
-        let bytes = source.posted_bytes + next.bytes.min(self.piece_bytes_max);
-        let is_in_share = source.posted.is_empty() || bytes <= self.share_bytes;
+        let pool = if source.has_ring { &mut self.by_rings } else { &mut self.by_network };
+        let bytes = source.posted_bytes + next.bytes.min(pool.piece_bytes_max);
+        let is_in_share = source.posted.is_empty() || bytes <= pool.share_bytes;
         if !source.in_turns && is_in_share && source.posted.len() < source.posted_max {
             source.in_turns = true;
-            self.turns.push_back(connection);
+            pool.turns.push_back(connection);
         }
     }
 }
@@ -163,10 +189,14 @@ mod tests {
     #[test]
     fn a_large_read_goes_out_in_adjacent_pieces() {
         let mut reads = Reads::new(8 * 10_000, 10_000);
-        assert_eq!(Reads::new(1_000, 1_000).piece_bytes_max, 250, "others find room, however large a READ may be");
+        assert_eq!(
+            Reads::new(1_000, 1_000).by_network.piece_bytes_max,
+            250,
+            "others find room, however large a READ may be"
+        );
         let connection = ConnectionId(1);
         reads.open(connection);
-        reads.start(connection, 16);
+        reads.start(connection, 16, false);
         reads.post(connection, read(5, 25_000)).unwrap();
         let pieces: Vec<_> = std::iter::from_fn(|| reads.poll_piece()).map(|(_, piece)| piece).collect();
         let part = |local_offset, remote_address, bytes, last| Piece {
@@ -189,7 +219,7 @@ mod tests {
         reads.open(ConnectionId(1));
         reads.post(ConnectionId(1), read(1, 0)).unwrap();
         assert_eq!(reads.poll_piece(), None, "not started");
-        reads.start(ConnectionId(1), 1);
+        reads.start(ConnectionId(1), 1, false);
         assert_eq!(reads.poll_piece(), Some((ConnectionId(1), Piece { transfer: read(1, 0), last: true })));
         assert_eq!(reads.poll_piece(), None);
     }
@@ -198,7 +228,7 @@ mod tests {
     fn a_busy_source_does_not_starve_a_quiet_one() {
         let mut reads = Reads::new(8 * 4096, 4096);
         (1..=2).for_each(|id| reads.open(ConnectionId(id)));
-        (1..=2).for_each(|id| reads.start(ConnectionId(id), 100));
+        (1..=2).for_each(|id| reads.start(ConnectionId(id), 100, false));
         (0..50).for_each(|token| reads.post(ConnectionId(1), read(token, 4096)).unwrap());
         while reads.poll_piece().is_some() {}
         reads.post(ConnectionId(2), read(99, 4096)).unwrap();
@@ -213,7 +243,7 @@ mod tests {
     fn a_silent_source_leaves_room_to_others() {
         let mut reads = Reads::new(8 * 4096, 4096);
         (1..=2).for_each(|id| reads.open(ConnectionId(id)));
-        (1..=2).for_each(|id| reads.start(ConnectionId(id), 100));
+        (1..=2).for_each(|id| reads.start(ConnectionId(id), 100, false));
         (0..50).for_each(|token| reads.post(ConnectionId(1), read(token, 4096)).unwrap());
         assert_eq!(std::iter::from_fn(|| reads.poll_piece()).count(), 6);
         for token in 50..150 {
@@ -223,7 +253,28 @@ mod tests {
             reads.handle_done(ConnectionId(2));
         }
         reads.close(ConnectionId(1));
-        assert_eq!(reads.outstanding_bytes, 0);
+        assert_eq!(reads.by_network.outstanding_bytes, 0);
+    }
+
+    #[test]
+    fn what_comes_by_a_ring_takes_none_of_the_budget_and_waits_for_none() {
+        let mut reads = Reads::new(8 * 4096, 4096);
+        (1..=2).for_each(|id| reads.open(ConnectionId(id)));
+        reads.start(ConnectionId(1), 100, false);
+        reads.start(ConnectionId(2), 3, true);
+        for (token, id) in (0..100).map(|token| (token, 1 + token % 2)) {
+            reads.post(ConnectionId(id), read(token, 300_000)).unwrap();
+        }
+        let posted: Vec<_> = std::iter::from_fn(|| reads.poll_piece()).collect();
+        let of =
+            |id| posted.iter().filter(move |(connection, _)| connection.0 == id).map(|(_, piece)| piece.transfer.bytes);
+        assert_eq!(of(1).collect::<Vec<_>>(), [4096; 6]);
+        assert_eq!(of(2).collect::<Vec<_>>(), [READ_BYTES_MAX, 300_000 - READ_BYTES_MAX, READ_BYTES_MAX]);
+        reads.handle_done(ConnectionId(2));
+        assert_eq!(reads.by_network.outstanding_bytes, 6 * 4096);
+        assert!(matches!(reads.poll_piece(), Some((ConnectionId(2), _))));
+        reads.close(ConnectionId(2));
+        assert_eq!(reads.by_rings.outstanding_bytes, 0);
     }
 
     #[test]
@@ -231,12 +282,12 @@ mod tests {
         let mut reads = Reads::new(1 << 20, 1 << 17);
         assert_eq!(reads.post(ConnectionId(1), read(0, 1)), Err(PostError::NotConnected));
         reads.open(ConnectionId(1));
-        reads.start(ConnectionId(1), 1);
+        reads.start(ConnectionId(1), 1, false);
         let posted = (0..).take_while(|&token| reads.post(ConnectionId(1), read(token, 1)).is_ok()).count();
         assert_eq!(posted, READS_WAITING_MAX);
         reads.poll_piece().unwrap();
         assert_eq!(reads.close(ConnectionId(1)), (1..READS_WAITING_MAX as u64).collect::<Vec<_>>());
-        assert_eq!((reads.outstanding_bytes, reads.poll_piece()), (0, None));
+        assert_eq!((reads.by_network.outstanding_bytes, reads.poll_piece()), (0, None));
     }
 
     proptest! {
@@ -251,7 +302,7 @@ mod tests {
         ) {
             let mut reads = Reads::new(budget, piece_max);
             (0..3).for_each(|id| reads.open(ConnectionId(id)));
-            (0..3).for_each(|id| reads.start(ConnectionId(id), depth));
+            (0..3).for_each(|id| reads.start(ConnectionId(id), depth, false));
             let mut asked = BTreeMap::new();
             let mut in_flight = VecDeque::new();
             let mut pull = |reads: &mut Reads, in_flight: &mut VecDeque<(ConnectionId, usize)>| {

@@ -1,4 +1,5 @@
-//! Memory that peers may reach: mapped once, page aligned, on hugepages where the system has any.
+//! Memory that peers may reach: mapped once, page aligned, on hugepages where the system has any. And memory that
+//! another process has mapped as well ([`Region::map_shared`]).
 //!
 //! A peer writes a region through the endpoint's thread while other threads of ours read it, and nobody can be stopped
 //! from reading too early. So the memory is a slice of [`AtomicU64`] and every copy goes through relaxed loads and
@@ -16,6 +17,7 @@ mod copy;
 
 use std::{
     ops::Range,
+    os::fd::AsFd as _,
     ptr::NonNull,
     sync::{
         Arc,
@@ -24,6 +26,8 @@ use std::{
 };
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::sealed_memory::SealedMemory;
 
 const WORD: usize = size_of::<u64>();
 const PAGE: usize = 4096;
@@ -46,6 +50,14 @@ impl Region {
     /// If the system has not so much memory to map.
     pub fn allocate(bytes: usize) -> std::io::Result<Self> {
         Ok(Self { mapping: Arc::new(Mapping::new(bytes)?), bytes })
+    }
+
+    /// Maps memory that another process may map, too.
+    ///
+    /// # Errors
+    /// If the system cannot map it.
+    pub(crate) fn map_shared(memory: &SealedMemory) -> std::io::Result<Self> {
+        Ok(Self { mapping: Arc::new(Mapping::shared(memory)?), bytes: memory.bytes() })
     }
 
     /// Length in bytes.
@@ -123,7 +135,7 @@ impl Region {
     ///
     /// # Panics
     /// When out of bounds or not a multiple of 8.
-    fn word(&self, offset: usize) -> &AtomicU64 {
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         self.check(offset, WORD);
         assert!(offset.is_multiple_of(WORD), "an atomic operation at offset {offset}, which is no multiple of 8");
         &self.mapping.words()[offset / WORD]
@@ -176,7 +188,7 @@ fn read_part(word: &AtomicU64, at: usize, into: &mut [u8]) {
     into.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[at..at + into.len()]);
 }
 
-/// An anonymous private mapping, unmapped with its last clone.
+/// A mapping, anonymous and private or of sealed memory, unmapped with its last clone.
 #[derive(Debug)]
 struct Mapping {
     address: NonNull<AtomicU64>,
@@ -217,10 +229,23 @@ impl Mapping {
         Ok(Self { address, mapped_bytes })
     }
 
+    fn shared(memory: &SealedMemory) -> std::io::Result<Self> {
+        let mapped_bytes = memory.bytes();
+        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps no other memory of ours. What is
+        // mapped cannot become shorter.
+        let address = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(std::ptr::null_mut(), mapped_bytes, protection, MapFlags::SHARED, memory.as_fd(), 0)
+        }?;
+        let address = NonNull::new(address.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        Ok(Self { address, mapped_bytes })
+    }
+
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page aligned, readable, writable, `mapped_bytes` long (a multiple of the page size,
         // below isize::MAX as it was mapped) and lives as long as `self`. All zeroes and any other bytes are valid
-        // words. It is private to this process, and every access anywhere is through this slice, so all are atomic.
+        // words. Every access of this process is through this slice, so all are atomic. Another process that has mapped
+        // it, too, is no party to this program: whatever it writes comes as other values of words.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.mapped_bytes / WORD) }
     }
 }

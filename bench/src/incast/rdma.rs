@@ -13,8 +13,8 @@ use rustix::event::{
     epoll::{self, CreateFlags, EventData, EventFlags},
 };
 use transport::{
-    Access, Arm, ArmName, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, OpenError, Region, RegionKey,
-    Transfer, VerbsSettings,
+    Access, Arm, ArmName, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, LocalPath, OpenError, Region,
+    RegionKey, Transfer, VerbsSettings,
 };
 
 use super::{
@@ -40,7 +40,7 @@ impl RdmaReader {
     pub(super) fn start(
         clock: &Clock,
         shape: Shape,
-        arm: &ArmName,
+        arm: (&ArmName, LocalPath),
         window: Option<usize>,
         threads: usize,
     ) -> Result<Self, CommandError> {
@@ -130,9 +130,9 @@ impl Reader for RdmaReader {
 }
 
 /// Each endpoint of the soft arm has a random address of the loopback network; a device has its own.
-fn config(arm: &ArmName) -> Result<EndpointConfig, OpenError> {
+fn config((arm, path): (&ArmName, LocalPath)) -> Result<EndpointConfig, OpenError> {
     let arm = Arm::choose(arm, None, false, Faults::default(), VerbsSettings::default())?;
-    Ok(EndpointConfig::over(arm).with_secret("of one measurement"))
+    Ok(EndpointConfig::over(arm).with_local_path(path).with_secret("of one measurement"))
 }
 
 /// Holds its objects, and lets whoever connects read them.
@@ -143,7 +143,7 @@ struct RdmaServer {
 
 impl RdmaServer {
     /// With where it can be reached, and the key to its objects.
-    fn open(arm: &ArmName, shape: Shape, server: usize) -> Result<(Self, SocketAddr, RegionKey), String> {
+    fn open(arm: (&ArmName, LocalPath), shape: Shape, server: usize) -> Result<(Self, SocketAddr, RegionKey), String> {
         let text = |error: OpenError| error.to_string();
         let config = config(arm).map_err(text)?.listening(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let mut endpoint = Endpoint::open(EndpointConfig { connections_max: 1, ..config }).map_err(text)?;
@@ -164,7 +164,8 @@ impl Server for RdmaServer {
                 self.endpoint.accept(now, connection, Vec::new());
             }
         }
-        Ok(progressed)
+        // It may be looked at again when its descriptor is ready only.
+        Ok(progressed || !self.endpoint.lie_down())
     }
 
     fn interest(&self) -> PollFlags {

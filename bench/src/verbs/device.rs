@@ -1,4 +1,5 @@
-//! The verbs arm of `bench verbs`: two queue pairs on one RDMA device of this host, each opened on its own.
+//! Two queue pairs of `bench verbs` as the transport has them, each opened on its own: on one RDMA device of this host,
+//! or soft-RoCE's with rings between them.
 #![allow(clippy::disallowed_methods)] // A driver: it reads the clock.
 
 use soft_roce::{CompletionOpcode, Operation, RecvRequest, Remote, Segment, SendRequest, Status};
@@ -12,10 +13,14 @@ use crate::verbs::measure::Op;
 
 /// Two connected ends.
 pub(super) fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Faults) -> Result<Contestant, String> {
-    let arm = Arm::choose(arm, None, false, faults, VerbsSettings::default()).map_err(|error| error.to_string())?;
-    let [mut near, mut far] = [Node::open(&arm, op, bytes, window)?, Node::open(&arm, op, bytes, window)?];
-    let connect = |one: &mut Node, other: &Node| one.pair.connect(&other.pair.address()?);
-    connect(&mut near, &far).and_then(|()| connect(&mut far, &near)).map_err(|error| error.to_string())?;
+    // Each of the soft arm has an address of its own.
+    let node = || {
+        let arm = Arm::choose(arm, None, false, faults, VerbsSettings::default()).map_err(|error| error.to_string())?;
+        Node::open(arm, op, bytes, window)
+    };
+    let [mut near, mut far] = [node()?, node()?];
+    let connect = |one: &mut Node, other: &mut Node| one.pair.connect(&other.pair.address()?);
+    connect(&mut near, &mut far).and_then(|()| connect(&mut far, &mut near)).map_err(|error| error.to_string())?;
     let source = if op == Op::Read { &far } else { &near };
     let pattern: Vec<u8> = (0..source.memory.len()).map(|at| (at * 7 + at / 251 + 1) as u8).collect();
     source.memory.write(0, &pattern);
@@ -27,9 +32,9 @@ pub(super) fn open(arm: &ArmName, op: Op, bytes: u32, window: usize, faults: Fau
     far.poll()?;
     let remote = Remote { address: far.key.address, rkey: far.key.rkey };
     Ok(Contestant {
-        name: "--arm verbs",
+        name: if *arm == ArmName::Soft { "--arm soft, by rings" } else { "--arm verbs" },
         initiator: Box::new(DeviceInitiator { node: near, op, remote }),
-        target: Box::new(DeviceTarget { node: far, op }),
+        target: Box::new(DeviceTarget { node: far, op, is_verbs: *arm != ArmName::Soft }),
     })
 }
 
@@ -50,10 +55,10 @@ struct Node {
 }
 
 impl Node {
-    fn open(arm: &Arm, op: Op, bytes: u32, window: usize) -> Result<Self, String> {
+    fn open(arm: Arm, op: Op, bytes: u32, window: usize) -> Result<Self, String> {
         let failed = |error: transport::error::RawError| error.to_string();
         let depth = u16::try_from(2 * window).map_err(|_| format!("--bytes {bytes}: too many objects under way"))?;
-        let mut pair = RawQueuePair::open(arm.clone(), depth).map_err(failed)?;
+        let mut pair = RawQueuePair::open(arm, depth).map_err(failed)?;
         let memory = Region::allocate(window * bytes as usize).map_err(|error| format!("--bytes {bytes}: {error}"))?;
         let access = Access { remote_read: true, remote_write: true };
         let key = pair.register(&memory, access).map_err(failed)?;
@@ -133,6 +138,7 @@ impl Initiator for DeviceInitiator {
 struct DeviceTarget {
     node: Node,
     op: Op,
+    is_verbs: bool,
 }
 
 impl Target for DeviceTarget {
@@ -144,9 +150,9 @@ impl Target for DeviceTarget {
         if self.op == Op::Pingpong { self.node.post_send(|local| Operation::Send { local }) } else { Ok(()) }
     }
 
-    /// A device answers one-sided operations by itself.
+    /// A verbs device answers one-sided operations by itself.
     fn is_idle(&self) -> bool {
-        matches!(self.op, Op::Read | Op::Write)
+        self.is_verbs && matches!(self.op, Op::Read | Op::Write)
     }
 
     fn objects(&self) -> Option<Vec<u8>> {

@@ -1,7 +1,7 @@
 use super::*;
 
 fn args(op: Op, bytes: u32, iters: u64) -> Args {
-    Args { arm: ArmName::Soft, op, bytes, iters, fault: None, json: true }
+    Args { arm: ArmName::Soft, path: LocalPath::Ring, op, bytes, iters, fault: None, json: true }
 }
 
 #[test]
@@ -10,7 +10,7 @@ fn every_operation_moves_its_object() {
         for bytes in [1, 8, 4096, 150 * 1024] {
             // `measure` itself compares the bytes at both ends.
             let result = measure(&args(op, bytes, 40)).unwrap();
-            for figures in [result.figures, result.raw_udp, result.raw_tcp] {
+            for figures in [result.figures, result.over_udp.unwrap(), result.raw_udp, result.raw_tcp] {
                 let Figures { latency_us, gbps } = figures;
                 assert!(latency_us.p50 > 0.0 && latency_us.p50 <= latency_us.max && gbps > 0.0, "{op:?} {bytes}");
             }
@@ -22,7 +22,10 @@ fn every_operation_moves_its_object() {
 fn the_json_has_the_documented_keys() {
     let json = serde_json::to_value(measure(&args(Op::Read, 8, 3)).unwrap()).unwrap();
     let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&json), ["arm", "bytes", "gbps", "iters", "latency_us", "op", "raw_tcp", "raw_udp"]);
+    assert_eq!(
+        keys(&json),
+        ["arm", "bytes", "gbps", "iters", "latency_us", "op", "over_udp", "path", "raw_tcp", "raw_udp"]
+    );
     assert_eq!(keys(&json["raw_udp"]), ["gbps", "latency_us"]);
     assert_eq!(keys(&json["latency_us"]), ["max", "p50", "p99", "p999"]);
     assert_eq!((&json["arm"], &json["op"]), (&"soft".into(), &"read".into()));

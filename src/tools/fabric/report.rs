@@ -7,7 +7,7 @@ use clap::Args as ClapArgs;
 use cli::{CommandError, positive, within};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use transport::ArmName;
+use transport::{ArmName, LocalPath};
 
 use crate::tools::cluster::SCHEDULERS_MAX;
 
@@ -74,6 +74,9 @@ pub(crate) struct Args {
     /// The network: `soft`, or `verbs:DEVICE`
     #[arg(long, default_value_t)]
     pub arm: ArmName,
+    /// How packets go on this host with the network `soft`: `ring` or `udp`
+    #[arg(long, default_value_t)]
+    pub path: LocalPath,
     /// Decides arrivals and inputs
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

@@ -22,7 +22,7 @@ use super::{
     secret_key::{Inline, SecretKey},
 };
 use crate::{
-    Address, Certificates, OpenError, OwnAddress, Secrets, TlsFiles,
+    Address, Certificates, LocalPath, OpenError, OwnAddress, Secrets, TlsFiles,
     arm_name::ArmName,
     limits::ROCE_PORT,
     resolve::{own_or_routed, source_address},
@@ -46,6 +46,8 @@ pub struct NetworkConfig {
     pub address: Option<OwnAddress>,
     /// Whether other processes of this user have the same `address`; all of them must say so. Soft arm only.
     pub shared_address: bool,
+    /// How packets go to peers on this host. Soft arm only.
+    pub local_path: LocalPath,
     /// How the queue pairs of a verbs device are set up.
     pub verbs: VerbsSettings,
     /// Faults injected into our packets, for tests. Soft arm only.
@@ -55,7 +57,8 @@ pub struct NetworkConfig {
 }
 
 /// In the order in which an unknown key is told them.
-const KEYS: [&str; 9] = ["secret", "secret_file", "name", "arm", "address", "shared_address", "verbs", "faults", "tls"];
+const KEYS: [&str; 10] =
+    ["secret", "secret_file", "name", "arm", "address", "shared_address", "local_path", "verbs", "faults", "tls"];
 
 impl NetworkConfig {
     /// The defaults, with this secret.
@@ -122,7 +125,8 @@ impl NetworkConfig {
             None => None,
         };
         let is_port_said = matches!(self.address, Some(OwnAddress::At(_) | OwnAddress::Auto(Some(_))));
-        let mut arm = Arm::choose(&self.arm, address, self.shared_address, self.faults, self.verbs)?;
+        let arm = Arm::choose(&self.arm, address, self.shared_address, self.faults, self.verbs)?;
+        let mut arm = arm.with_local_path(self.local_path);
         if let Arm::Soft { any_port, .. } = &mut arm {
             // Two processes of one host need not agree on a port that nobody asked for.
             *any_port = !is_port_said && !self.shared_address;
@@ -261,6 +265,7 @@ impl Found {
             "arm" => rest.arm = table.next_value()?,
             "address" => rest.address = table.next_value()?,
             "shared_address" => rest.shared_address = table.next_value()?,
+            "local_path" => rest.local_path = table.next_value()?,
             "verbs" => rest.verbs = table.next_value()?,
             "faults" => rest.faults = table.next_value()?,
             "tls" => rest.tls = table.next_value()?,
@@ -434,15 +439,18 @@ mod tests {
     #[test]
     fn keys_of_both_are_read_and_written() {
         let text = "arm = 'verbs:rxe0'\ngpus = 3\naddress = '10.0.0.1:4791'\nshared_address = true\n\
+                    local_path = 'udp'\n\
                     secret = 'a secret of 20 bytes'\nname = 'a-1'\n\
                     names = ['a', 'b']\n[verbs]\nport = 2\n[faults]\nloss = 0.5\n\
                     [tls]\ncertificate = 'c'\nkey = 'k'\nauthority = 'a'\n";
         let config: Config = toml::from_str(text).unwrap();
         assert_eq!((config.gpus, config.names.as_slice()), (3, ["a".to_owned(), "b".to_owned()].as_slice()));
-        let NetworkConfig { secret, name, arm, address, shared_address, verbs, faults, tls } = &config.network;
+        let NetworkConfig { secret, name, arm, address, shared_address, local_path, verbs, faults, tls } =
+            &config.network;
         assert!(*secret == "a secret of 20 bytes".to_owned().into());
         assert_eq!((name.as_deref(), arm.to_string().as_str()), (Some("a-1"), "verbs:rxe0"));
         assert_eq!((address, *shared_address), (&Some("10.0.0.1:4791".parse().unwrap()), true));
+        assert_eq!(*local_path, LocalPath::Udp);
         assert_eq!((verbs.port, faults.loss, tls.is_some()), (2, 0.5, true));
         let written = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&written).unwrap(), config, "{written}");
@@ -465,7 +473,7 @@ mod tests {
         assert_eq!(
             text,
             "unknown field `gpu`, expected one of `gpus`, `names`, `secret`, `secret_file`, `name`, `arm`, `address`, \
-             `shared_address`, `verbs`, `faults`, `tls`"
+             `shared_address`, `local_path`, `verbs`, `faults`, `tls`"
         );
         assert_eq!(line, 4);
         let (text, line) = error("gpus = 1\nsecret = 'a secret of 20 bytes'\narm = 'tcp'\n");

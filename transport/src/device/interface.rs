@@ -54,7 +54,7 @@ pub(crate) enum Descriptor {
 
 /// What a device tells of itself.
 #[derive(Debug)]
-#[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only a verbs device has events"))]
+#[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "most are a verbs device's"))]
 pub(crate) enum DeviceEvent {
     /// A queue pair is in ERROR.
     QueuePairFailed { number: QueuePairNumber, reason: String },

@@ -1,5 +1,8 @@
-//! The soft arm: soft-RoCE's core on its UDP driver.
+//! The soft arm: soft-RoCE's core on its UDP driver, and on rings in shared memory between processes of one host.
 #![allow(clippy::disallowed_methods)] // A driver: it asks the system which address is its own.
+
+mod meeting;
+mod rings;
 
 use std::{
     io,
@@ -16,10 +19,12 @@ use soft_roce::{
     udp::{Driver, DriverConfig, DriverCounters},
 };
 
+use rings::Rings;
+
 use super::interface::{Demand, Descriptor, DeviceEvent, Moved, Offer};
 use crate::{
-    Access, Faults, Region, RegionKey, Sharing,
-    bootstrap::{PacketAddress, Parameters},
+    Access, Faults, LocalPath, Region, RegionKey, Sharing,
+    bootstrap::{PacketAddress, Parameters, RingName},
     device_memory::{DeviceMemory, Way},
     error::{
         ConnectQueuePairError, CreateQueuePairError, DeviceOpenError, PathMtuError, RegisterError, WorkRequestError,
@@ -30,7 +35,7 @@ use crate::{
 /// What all peers together may have in flight towards us is shared as if there were so many.
 const SENDERS_EXPECTED: usize = 8;
 /// A READ goes out in pieces of at most this, and never more than an eighth of the budget.
-const READ_BYTES_MAX: usize = 256 * 1024;
+pub(crate) const READ_BYTES_MAX: usize = 256 * 1024;
 const READ_BYTES_MIN: usize = 4096;
 /// The first retransmission timeout, as an exponent: 4.096 us * 2^11 = 8.4 ms, long against a busy peer's turn and
 /// short against a deadline. It doubles seven times, so a queue pair gives up after 2.1 s, as the bootstrap does on
@@ -41,10 +46,22 @@ const ACK_TIMEOUT: u8 = 11;
 /// acknowledgement. One that does not come is probed for after 5 ms, before the timeout.
 const ACK_DELAY: Duration = Duration::from_millis(1);
 
-/// A UDP socket and the queue pairs behind it.
+/// Packets in flight by a ring; one that is full makes its queue pair wait.
+const RING_WINDOW_PACKETS: u32 = 128;
+/// A READ by a ring goes out in pieces of so much, and asks for so much at once.
+const RING_READ_WINDOW_BYTES: u32 = 16 * READ_BYTES_MAX as u32;
+/// Turns in which the socket is not looked at, as rings had something: then it is, whatever they have.
+const TURNS_WITHOUT_SOCKET: u32 = 16;
+
+/// A UDP socket, rings, and the queue pairs behind them.
 pub(crate) struct Soft {
     core: Core,
     udp: Driver,
+    rings: Rings,
+    /// Turns since the socket was looked at.
+    turns_without_socket: u32,
+    /// Queue pairs wait for room in rings until then.
+    again_at: Option<soft_roce::Timestamp>,
     queue_pair: QueuePairConfig,
     offer: Offer,
     /// Faults are injected.
@@ -58,8 +75,12 @@ impl Soft {
         address: SocketAddr,
         faults: Faults,
         sharing: Sharing,
+        local: LocalPath,
         demand: Demand,
     ) -> Result<Self, DeviceOpenError> {
+        // Faults are injected into what goes by the socket.
+        let rings = Rings::new(local == LocalPath::Ring && !faults.any());
+        let rings = rings.map_err(|cause| DeviceOpenError::Udp { address, cause })?;
         let config = DriverConfig { faults, sharing, seed: rand::random(), ..DriverConfig::default() };
         let udp = Driver::open(address, config).map_err(|cause| DeviceOpenError::Udp { address, cause })?;
         let offer = offer(udp.receive_capacity_bytes(), &demand);
@@ -89,7 +110,8 @@ impl Soft {
             read_chunk_bytes: offer.read_bytes_max as u32,
             ..QueuePairConfig::default()
         };
-        Ok(Self { core, udp, queue_pair, offer, is_faulty: faults.any(), advised: false })
+        let (turns_without_socket, again_at, is_faulty) = (0, None, faults.any());
+        Ok(Self { core, udp, rings, turns_without_socket, again_at, queue_pair, offer, is_faulty, advised: false })
     }
 
     pub(super) fn offer(&self) -> Offer {
@@ -100,9 +122,10 @@ impl Soft {
         PacketAddress::SoftRoce(self.udp.local())
     }
 
-    pub(super) fn descriptors(&self) -> [(Descriptor, BorrowedFd<'_>, Interest); 1] {
+    pub(super) fn descriptors(&self) -> [(Descriptor, BorrowedFd<'_>, Interest); 2] {
         let interest = if self.udp.wants_write() { Interest::ReadWrite } else { Interest::Read };
-        [(Descriptor::Data, self.udp.as_fd(), interest)]
+        let bells = (Descriptor::Data, self.rings.bells(), Interest::Read);
+        [(Descriptor::Data, self.udp.as_fd(), interest), bells]
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -154,13 +177,43 @@ impl Soft {
         let local = local.ip();
         let bytes = link_mtu().map_err(|cause| PathMtuError::NoRoute { local, peer, cause })?;
         // Faults that are injected damage packets within the host, too: the ICRC is to find that.
-        let is_here = (peer.is_loopback() || peer == local) && !self.is_faulty;
-        let large = is_here.then(|| PathMtu::within_a_host(bytes, self.offer.peer_window_bytes)).flatten();
+        let large = (self.is_here(peer) && !self.is_faulty)
+            .then(|| PathMtu::within_a_host(bytes, self.offer.peer_window_bytes))
+            .flatten();
         large.or_else(|| PathMtu::for_link(bytes)).ok_or(PathMtuError::TooSmall { local, peer, bytes })
     }
 
+    fn is_here(&self, peer: IpAddr) -> bool {
+        peer.is_loopback() || peer == self.udp.local().ip()
+    }
+
+    /// Has the peer of a queue pair come by a ring, if it is on this host and wants to.
+    pub(super) fn invite(&mut self, number: QueuePairNumber, peer: IpAddr) {
+        if self.is_here(peer) {
+            self.rings.invite(number);
+        }
+    }
+
+    pub(super) fn ring_name(&self, number: QueuePairNumber) -> RingName {
+        self.rings.name(number)
+    }
+
+    pub(crate) fn has_ring(&self, number: QueuePairNumber) -> bool {
+        self.rings.is_joined(number)
+    }
+
+    /// Whether packets have come that no descriptor tells of.
+    pub(crate) fn has_come(&self) -> bool {
+        self.rings.have_packets()
+    }
+
     pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
-        Ok(self.core.create_queue_pair(self.queue_pair)?)
+        // With room for rings; connecting it lowers that.
+        Ok(self.core.create_queue_pair(QueuePairConfig {
+            read_window_bytes: self.queue_pair.read_window_bytes.max(RING_READ_WINDOW_BYTES),
+            read_chunk_bytes: self.queue_pair.read_chunk_bytes.max(READ_BYTES_MAX as u32),
+            ..self.queue_pair
+        })?)
     }
 
     pub(super) fn random_psn(&mut self) -> Psn {
@@ -184,6 +237,12 @@ impl Soft {
         // Whatever a network card's owner says of it.
         let is_ours = identification == Identification::SegmentIndex;
         let path_mtu = if is_ours { path_mtu } else { path_mtu.min(PathMtu::Mtu4096) };
+        // However small the peer's buffer.
+        let window_packets = (peer.window_bytes / path_mtu.bytes()).max(WINDOW_PACKETS_MIN);
+        let name = if is_ours && self.is_here(address.ip()) { peer.ring } else { RingName::NONE };
+        let has_ring = self.rings.join(number, name, address).map_err(ConnectQueuePairError::Ring)?;
+        let (path_mtu, window_packets) =
+            if has_ring { (rings::MTU, RING_WINDOW_PACKETS) } else { (path_mtu, window_packets) };
         let queue_pair = Peer {
             address,
             queue_pair: QueuePairNumber(peer.queue_pair),
@@ -194,9 +253,11 @@ impl Soft {
             ack_delay: is_ours.then_some(ACK_DELAY),
         };
         self.core.connect_queue_pair(number, queue_pair)?;
-        // However small the peer's buffer.
-        let window_packets = (peer.window_bytes / path_mtu.bytes()).max(WINDOW_PACKETS_MIN);
         self.core.limit_requests(number, peer.max_dest_rd_atomic.into(), window_packets);
+        if !has_ring {
+            let QueuePairConfig { read_chunk_bytes, read_window_bytes, .. } = self.queue_pair;
+            self.core.limit_reads(number, read_chunk_bytes, read_window_bytes);
+        }
         Ok(())
     }
 
@@ -208,24 +269,33 @@ impl Soft {
         Ok(self.core.post_recv(number, request)?)
     }
 
-    // What only a verbs device has: here the core takes in what is posted, the socket is always watched, and nothing
-    // happens behind our back.
+    // What only a verbs device has: here the core takes in what is posted.
 
     pub(super) fn ring(&mut self) {}
 
-    pub(super) fn request_notification(&mut self) -> bool {
-        false
-    }
-
     pub(super) fn handle_ready(&mut self, _: Descriptor) {}
 
-    pub(super) fn poll_event(&mut self) -> Option<DeviceEvent> {
-        None
+    pub(super) fn request_notification(&mut self) -> bool {
+        self.rings.lie_down()
     }
 
+    pub(super) fn poll_event(&mut self) -> Option<DeviceEvent> {
+        let (number, reason) = self.rings.poll_failed()?;
+        Some(DeviceEvent::QueuePairFailed { number, reason })
+    }
+
+    /// Looks at the rings, and at the socket where these had nothing: it stays readable, so that its turn comes. Before
+    /// a timer misses an answer, it is looked for everywhere.
     pub(super) fn receive(&mut self, now: Timestamp) -> Moved {
-        let any = self.udp.receive(to_core(now), &mut self.core);
-        Moved { any, more: !self.udp.is_drained() }
+        let at = to_core(now);
+        let by_rings = self.rings.receive(at, |source, packet| self.core.handle_packet(at, source, packet));
+        self.turns_without_socket += 1;
+        if by_rings.any && self.turns_without_socket < TURNS_WITHOUT_SOCKET && !self.is_timer_due(now) {
+            return by_rings;
+        }
+        self.turns_without_socket = 0;
+        let any = self.udp.receive(at, &mut self.core);
+        Moved { any: any || by_rings.any, more: by_rings.more || !self.udp.is_drained() }
     }
 
     pub(super) fn handle_timeout(&mut self, now: Timestamp) {
@@ -237,7 +307,8 @@ impl Soft {
     }
 
     pub(super) fn transmit(&mut self, now: Timestamp) -> Moved {
-        let any = self.udp.transmit(to_core(now), &mut self.core);
+        let any = self.udp.transmit_beside(to_core(now), &mut self.core, &mut self.rings);
+        self.again_at = self.rings.take_blocked().then(|| to_core(now) + rings::AGAIN);
         if !self.advised
             && let Some(advice) = self.udp.segmentation_advice()
         {
@@ -252,7 +323,7 @@ impl Soft {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Timestamp> {
-        [self.core.poll_timeout(), self.udp.poll_timeout()].into_iter().flatten().min().map(from_core)
+        [self.core.poll_timeout(), self.udp.poll_timeout(), self.again_at].into_iter().flatten().min().map(from_core)
     }
 
     pub(super) fn modify_to_error(&mut self, number: QueuePairNumber) {
@@ -261,6 +332,7 @@ impl Soft {
 
     pub(super) fn destroy_queue_pair(&mut self, number: QueuePairNumber) {
         self.core.destroy_queue_pair(number);
+        self.rings.remove(number);
     }
 }
 
@@ -307,7 +379,7 @@ mod tests {
 
     fn offered(faults: Faults, peer: &str) -> PathMtu {
         let address = (std::net::Ipv4Addr::LOCALHOST, 0).into();
-        let soft = Soft::open(address, faults, Sharing::Alone, DEMAND).unwrap();
+        let soft = Soft::open(address, faults, Sharing::Alone, LocalPath::Ring, DEMAND).unwrap();
         assert_eq!(offer(16 << 20, &DEMAND).peer_window_bytes, 1 << 20);
         let soft = Soft { offer: offer(16 << 20, &DEMAND), ..soft };
         soft.path_mtu(peer.parse().unwrap()).unwrap()

@@ -204,6 +204,7 @@ impl Endpoint {
         let path_mtu = self.device.path_mtu(peer)?;
         let channel = Channel::create(&mut self.device, id)?;
         self.by_queue_pair.insert(channel.number(), id);
+        self.device.invite(channel.number(), peer);
         let parameters = self.parameters(&channel, path_mtu);
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.link.bootstrap.offer(now, parameters, hello);
@@ -232,7 +233,8 @@ impl Endpoint {
     fn start(&mut self, id: ConnectionId) {
         let Some(Connection { stage: Stage::Up { channel, peer }, .. }) = self.connections.get_mut(&id) else { return };
         channel.start();
-        self.reads.start(id, peer.max_dest_rd_atomic.min(self.offer.reads_max).into());
+        let posted_max = peer.max_dest_rd_atomic.min(self.offer.reads_max).into();
+        self.reads.start(id, posted_max, self.device.has_ring(channel.number()));
         self.reads_due = true;
         self.mark_due(id);
     }
@@ -249,6 +251,7 @@ impl Endpoint {
             max_dest_rd_atomic: self.offer.reads_answered_max,
             receive_depth: RECEIVE_DEPTH,
             window_bytes: self.offer.peer_window_bytes,
+            ring: self.device.ring_name(channel.number()),
         }
     }
 }

@@ -21,7 +21,7 @@ fn a_member_comes_in_though_more_strangers_are_there_than_may_connect() {
     let mut fabric = Fabric::with([config(0), small]);
     let to = fabric.address(1);
     // Some say nothing, some what a client says first, some garbage.
-    let says: [&[u8]; 3] = [b"", &[b"downbeat\x00\x06".as_slice(), &[7; 40]].concat(), b"downbeat\x00\x06"];
+    let says: [&[u8]; 3] = [b"", &[b"downbeat\x00\x07".as_slice(), &[7; 40]].concat(), b"downbeat\x00\x07"];
     let mut strangers = Vec::new();
     for number in 0..600 {
         let mut stranger = TcpStream::connect(to).unwrap();

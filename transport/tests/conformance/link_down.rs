@@ -9,7 +9,9 @@ use std::{
 };
 
 use proto::{Span, Timestamp};
-use transport::{Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, Region, Sharing, Transfer};
+use transport::{
+    Access, Arm, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, LocalPath, Region, Sharing, Transfer,
+};
 
 /// Set in the two processes, to the role.
 const ROLE: &str = "DOWNBEAT_TEST_ROLE";
@@ -29,6 +31,7 @@ fn open(address: &str) -> (Clock, Endpoint, Region) {
         any_port: false,
         faults: Faults::default(),
         sharing: Sharing::Alone,
+        local: LocalPath::Udp,
     };
     let config = EndpointConfig { arm, ..EndpointConfig::default() }.with_secret(SECRET);
     let config = if address == SERVER { config.listening(LISTEN.parse().unwrap()) } else { config };

@@ -12,6 +12,7 @@ mod killed_peer;
 mod lifecycle;
 mod link_down;
 mod reborn_peer;
+mod rings;
 mod shared_address;
 mod sharing;
 mod transfers;

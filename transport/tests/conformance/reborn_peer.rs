@@ -15,7 +15,7 @@ fn a_peer_that_came_back_is_another() {
     fabric.nodes.pop();
     let same = config(1).listening(listening);
     let arm = match same.arm {
-        Arm::Soft { any_port, faults, sharing, .. } => Arm::Soft { address, any_port, faults, sharing },
+        Arm::Soft { any_port, faults, sharing, local, .. } => Arm::Soft { address, any_port, faults, sharing, local },
         verbs @ Arm::Verbs(_) => verbs,
     };
     let same = EndpointConfig { arm, ..same };

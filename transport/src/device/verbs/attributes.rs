@@ -91,7 +91,11 @@ pub(super) fn ready_to_send(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PeerName, bootstrap::PacketAddress, device::verbs::sys};
+    use crate::{
+        PeerName,
+        bootstrap::{PacketAddress, RingName},
+        device::verbs::sys,
+    };
 
     const OFFER: Offer = Offer {
         read_budget_bytes: 1 << 20,
@@ -116,6 +120,7 @@ mod tests {
             max_dest_rd_atomic,
             receive_depth: 8,
             window_bytes: 1 << 18,
+            ring: RingName::NONE,
         }
     }
 

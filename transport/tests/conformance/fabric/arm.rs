@@ -1,5 +1,6 @@
 //! Which arm carries each node. `DOWNBEAT_NODES` names them in turn, with commas: `soft`, `soft@ADDRESS` (the first of
 //! as many as there are nodes) or `verbs:DEVICE@ADDRESS`. Unless it is set, all are soft, on random loopback addresses.
+//! Their packets go by rings, or as `DOWNBEAT_LOCAL_PATH` says.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr},
@@ -8,7 +9,7 @@ use std::{
     sync::LazyLock,
 };
 
-use transport::{Arm, ArmName, EndpointConfig, Faults, ROCE_PORT, VerbsConfig, VerbsSettings};
+use transport::{Arm, ArmName, EndpointConfig, Faults, LocalPath, ROCE_PORT, VerbsConfig, VerbsSettings};
 
 use super::SECRET;
 
@@ -45,7 +46,8 @@ pub(crate) fn config(node: usize) -> EndpointConfig {
     });
     let address = address.map(|ip| SocketAddr::new(ip, ROCE_PORT));
     let arm = Arm::choose(&kind.name, address, false, Faults::default(), VerbsSettings::default()).unwrap();
-    EndpointConfig::over(arm).with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap())
+    let path = std::env::var("DOWNBEAT_LOCAL_PATH").map_or(LocalPath::Ring, |path| path.parse().unwrap());
+    EndpointConfig::over(arm).with_local_path(path).with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap())
 }
 
 /// The same for a network with these faults; a device's are its interface's ([`Interface::spoil`]).
