@@ -117,19 +117,31 @@ impl World {
     }
 }
 
-#[test]
-fn a_silent_link_makes_no_storm_and_holds_up_no_other_frontend() {
-    let (mut world, other, backends) = World::new(1);
+/// Sixty tasks of the silent frontend, which all these give back, while another one asks for something every 50 ms and
+/// gets it in time. The tasks, and how often each was planned.
+fn give_back_for_two_seconds(
+    world: &mut World,
+    other: FrontendId,
+    giving_back: &[BackendId],
+) -> (Vec<TaskId>, Vec<usize>) {
     let silent = world.silent;
-    world.giving_back.extend(&backends);
+    world.giving_back.extend(giving_back);
     let tasks: Vec<TaskId> = (0..60).map(|sequence| world.submit(silent, sequence, Timestamp::NEVER)).collect();
     for sequence in 0..40 {
         let asked = world.submit(other, sequence, world.now + Span::from_millis(45));
         world.run_until(world.now + Span::from_millis(50));
         assert!(world.answered.contains(&asked), "{asked:?}: {:?}", world.dropped.get(&asked));
     }
+    let visits = tasks.iter().map(|task| world.planned[task]).collect();
+    (tasks, visits)
+}
+
+#[test]
+fn a_silent_link_makes_no_storm_and_holds_up_no_other_frontend() {
+    let (mut world, other, backends) = World::new(1);
+    let silent = world.silent;
     // After 10, 20, 40, 80, 160, 320, 500 and 500 ms more.
-    let visits: Vec<usize> = tasks.iter().map(|task| world.planned[task]).collect();
+    let (tasks, visits) = give_back_for_two_seconds(&mut world, other, &backends);
     assert!(visits.iter().all(|visits| (4..=9).contains(visits)), "{visits:?}");
     let others = world.planned.values().sum::<usize>() - visits.iter().sum::<usize>();
     let most = 5 * (visits.iter().sum::<usize>() + others);
@@ -164,15 +176,8 @@ fn a_silent_frontend_makes_no_larger_storm_where_there_are_more_backends() {
     for backends in [2, 8] {
         let (mut world, other, all) = World::new(backends);
         let silent = world.silent;
-        world.giving_back.extend(&all);
-        let tasks: Vec<TaskId> = (0..60).map(|sequence| world.submit(silent, sequence, Timestamp::NEVER)).collect();
-        for sequence in 0..40 {
-            let asked = world.submit(other, sequence, world.now + Span::from_millis(45));
-            world.run_until(world.now + Span::from_millis(50));
-            assert!(world.answered.contains(&asked), "{asked:?}: {:?}", world.dropped.get(&asked));
-        }
         // Once for each that does not doubt it yet; then as with one, after 10, 20, 40, .. ms.
-        let visits: Vec<usize> = tasks.iter().map(|task| world.planned[task]).collect();
+        let (tasks, visits) = give_back_for_two_seconds(&mut world, other, &all);
         assert!(visits.iter().all(|visits| (4..=9 + backends).contains(visits)), "{backends}: {visits:?}");
 
         world.giving_back.clear();
