@@ -128,7 +128,7 @@ impl Service {
             selections: Selections::new(0, 0, Span::ZERO),
             shadows: Shadows::new(),
             cache: Cache::new(0),
-            digester: Digester::new([0; 4]),
+            digester: Digester::new([0; 16]),
             tracer: RefCell::default(),
             tracing: None,
             trace_file: None,
@@ -162,7 +162,7 @@ impl Service {
 
     /// The same, and answers are kept of models that say so: so many bytes, under digests with this secret.
     #[must_use]
-    pub fn caching(self, bytes_max: usize, secret: [u64; 4]) -> Self {
+    pub fn caching(self, bytes_max: usize, secret: [u8; 16]) -> Self {
         Self { cache: Cache::new(bytes_max), digester: Digester::new(secret), ..self }
     }
 

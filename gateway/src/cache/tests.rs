@@ -9,7 +9,7 @@ use super::*;
 const ONE: Client = Client(1);
 
 fn question(number: u64) -> Question {
-    Question([number, 0])
+    Question(u128::from(number).to_le_bytes())
 }
 
 fn reply(outputs: Vec<Bytes>) -> Reply {
@@ -62,7 +62,7 @@ fn rope(pieces: &[&[u8]]) -> Rope {
 
 #[test]
 fn a_question_is_all_that_decides_and_nothing_else() {
-    let digester = Digester::new([1, 2, 3, 4]);
+    let digester = Digester::new([1; 16]);
     let of = |numbers: &[u64], inputs: &[(Place, Rope)]| digester.question(numbers, inputs, &[]);
     let (a, b) = ((place(0, &[1, 2]), rope(&[b"ab"])), (place(1, &[1, 1]), rope(&[b"c"])));
     let asked = of(&[5, 6], &[a.clone(), b.clone()]);
@@ -81,7 +81,7 @@ fn a_question_is_all_that_decides_and_nothing_else() {
         of(&[5, 6], &swapped),
         of(&[5, 6], &shaped),
         pictured,
-        Digester::new([1, 2, 3, 5]).question(&[5, 6], &[a, b], &[]),
+        Digester::new([2; 16]).question(&[5, 6], &[a, b], &[]),
     ];
     let all: BTreeSet<Question> = others.into_iter().chain([asked]).collect();
     assert_eq!(all.len(), 9);

@@ -381,7 +381,7 @@ fn with_models_and_schedulers<F: Future<Output = ()>>(
     let observer = Rc::clone(&record) as Rc<dyn Observer>;
     let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(move || read.get()), observer);
     let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), Some(Box::new(|_| Ok(()))), SystemTime::now)
-        .caching(1 << 20, [7; 4])
+        .caching(1 << 20, [7; 16])
         .joining(0, 1 << 16, Span::from_millis(60_000));
     if let Some(otlp) = otlp {
         let traces = record.traces().clone();
