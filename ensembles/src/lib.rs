@@ -1,6 +1,6 @@
 //! Requests for ensembles: their members are asked as soon as what they take is there, side by side where they can be,
 //! inside one deadline. Where members are models of one task, [`selection`] says whom to ask, [`vote`] when, and
-//! [`selection::combine`] makes one answer of their predictions.
+//! [`selection::combine`] makes one answer of their predictions; [`contexts`] learns for each user or session apart.
 //!
 //! [`run`] is the way of one request as a state machine without IO, over any kind of tensor. [`pending`] drives it with
 //! the models of a frontend's desk: [`submit`] begins, [`Pending::wait`] waits for the end, dropping it cancels all
@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod contexts;
 mod known;
 mod members;
 pub mod pending;

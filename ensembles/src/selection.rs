@@ -8,19 +8,17 @@
 //!
 //! What is drawn at random follows from a seed and the number of the request, so that a history can be replayed.
 
-use std::collections::VecDeque;
-
 use repository::{Policy, Selection};
 use thiserror::Error;
 
 use crate::vote::Order;
 use fallback::Fallback;
 
+pub use sums::{BLOCKS, Sums};
+
 pub mod combine;
 mod fallback;
-
-/// Blocks of a window.
-const BLOCKS: u64 = 8;
+mod sums;
 
 /// What a policy has learned.
 #[derive(Debug, Clone)]
@@ -28,20 +26,10 @@ pub struct Learner {
     policy: Policy,
     seed: u64,
     members: usize,
-    /// Requests so far.
-    requests: u64,
-    /// The latest [`BLOCKS`] and the one that grows, as far as any loss fell into them; ascending.
-    blocks: VecDeque<Block>,
+    /// Requests so far, and losses of the latest [`BLOCKS`] and of the block that grows.
+    sums: Sums,
     /// Which of several variants are tried.
     fallback: Fallback,
-}
-
-/// Losses of so many requests in a row.
-#[derive(Debug, Clone)]
-struct Block {
-    number: u64,
-    /// By member: the sum of its losses, and how many they are.
-    losses: Vec<(f64, u64)>,
 }
 
 /// Who is asked for a request.
@@ -86,14 +74,21 @@ impl Learner {
     #[must_use]
     pub fn starting_at(selection: &Selection, members: usize, requests: u64) -> Self {
         let (policy, seed) = (selection.policy.clone(), selection.seed);
-        Self { policy, seed, members, requests, blocks: VecDeque::new(), fallback: Fallback::new(members) }
+        let sums = Sums { requests, ..Sums::default() };
+        Self { policy, seed, members, sums, fallback: Fallback::new(members) }
+    }
+
+    /// The same, which draws otherwise.
+    #[must_use]
+    pub fn seeded(self, more: u64) -> Self {
+        Self { seed: self.seed ^ more, ..self }
     }
 
     /// Whom the next request asks (Clipper's `select`).
     pub fn select(&mut self) -> Choice {
-        let request = self.requests;
-        self.requests += 1;
-        self.forget();
+        let request = self.sums.requests;
+        self.sums.requests += 1;
+        self.sums.forget(self.oldest());
         let weights = self.weights();
         let alone = |at: usize, probability: f64| {
             let weights = (0..self.members).map(|member| f64::from(u8::from(member == at))).collect();
@@ -148,32 +143,42 @@ impl Learner {
     /// # Errors
     /// If that does not count.
     pub fn observe(&mut self, request: u64, probability: f64, losses: &[Option<f64>]) -> Result<(), Unheard> {
+        self.lost(request, probability, losses).map(|lost| self.sums.add(&lost))
+    }
+
+    /// What [`Self::observe`] adds.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lost(&self, request: u64, probability: f64, losses: &[Option<f64>]) -> Result<Sums, Unheard> {
         let Some(learning) = self.policy.learning() else { return Err(Unheard::NotLearning) };
         let is_loss = |loss: &f64| (0.0..=1.0).contains(loss);
         let is_probability = probability > 0.0 && probability <= 1.0;
         if losses.len() != self.members || !losses.iter().flatten().all(is_loss) || !is_probability {
             return Err(Unheard::NoLoss);
         }
-        if request >= self.requests {
+        if request >= self.sums.requests {
             return Err(Unheard::NoLoss);
         }
         let number = request / (learning.window / BLOCKS);
         if number < self.oldest() {
             return Err(Unheard::Old);
         }
-        let at = self.blocks.partition_point(|block| block.number < number);
-        if self.blocks.get(at).is_none_or(|block| block.number != number) {
-            self.blocks.insert(at, Block { number, losses: vec![(0.0, 0); self.members] });
-        }
         // Exp3: a model that is asked seldom loses as much as if it were asked always.
         let scale = if matches!(self.policy, Policy::Exp3(_)) { 1.0 / probability } else { 1.0 };
-        for ((sum, count), loss) in self.blocks[at].losses.iter_mut().zip(losses) {
-            if let Some(loss) = loss {
-                *sum += loss * scale;
-                *count += 1;
-            }
-        }
-        Ok(())
+        let lost = losses.iter().map(|loss| loss.map_or((0.0, 0), |loss| (loss * scale, 1)));
+        Ok(Sums { requests: 0, blocks: [(number, lost.collect())].into() })
+    }
+
+    /// What has been summed up.
+    #[must_use]
+    pub fn sums(&self) -> &Sums {
+        &self.sums
+    }
+
+    /// The same.
+    pub fn sums_mut(&mut self) -> &mut Sums {
+        &mut self.sums
     }
 
     /// How much each member counts, or how likely it is that it is asked; they add up to 1. Of epsilon-greedy one minus
@@ -208,28 +213,12 @@ impl Learner {
 
     /// What each member has lost within the window, and in how many answers.
     fn losses(&self) -> Vec<(f64, u64)> {
-        let mut losses = vec![(0.0, 0); self.members];
-        let oldest = self.oldest();
-        for block in self.blocks.iter().filter(|block| block.number >= oldest) {
-            for ((sum, count), (more, times)) in losses.iter_mut().zip(&block.losses) {
-                *sum += more;
-                *count += times;
-            }
-        }
-        losses
+        self.sums.since(self.oldest(), self.members)
     }
 
     /// The number of the first block that counts.
     fn oldest(&self) -> u64 {
-        let window = self.policy.learning().map_or(1, |learning| learning.window / BLOCKS);
-        (self.requests.saturating_sub(1) / window).saturating_sub(BLOCKS)
-    }
-
-    fn forget(&mut self) {
-        let oldest = self.oldest();
-        while self.blocks.front().is_some_and(|block| block.number < oldest) {
-            self.blocks.pop_front();
-        }
+        self.sums.oldest(self.policy.learning().map_or(1, |learning| learning.window / BLOCKS))
     }
 }
 

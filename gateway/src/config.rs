@@ -86,6 +86,9 @@ pub struct Config {
     /// How long they wait.
     #[serde(default = "default_feedback_timeout_ms")]
     pub feedback_timeout_ms: u32,
+    /// Bytes of what ensembles have learned in contexts; 0: requests are answered as if they named none.
+    #[serde(default = "default_contexts_bytes")]
+    pub contexts_bytes: usize,
     /// How long a client may take to send its first request's head.
     #[serde(default = "default_head_timeout_ms")]
     pub head_timeout_ms: u64,
@@ -219,6 +222,7 @@ impl From<frontend::Config> for Config {
             cache_bytes: default_cache_bytes(),
             feedback_bytes: default_feedback_bytes(),
             feedback_timeout_ms: default_feedback_timeout_ms(),
+            contexts_bytes: default_contexts_bytes(),
             stream_first_timeout_ms: default_stream_first_timeout_ms(),
             stream_idle_timeout_ms: default_stream_idle_timeout_ms(),
             idle_timeout_ms: default_idle_timeout_ms(),
@@ -396,6 +400,10 @@ fn default_cache_bytes() -> usize {
 }
 
 fn default_feedback_bytes() -> usize {
+    16 << 20
+}
+
+fn default_contexts_bytes() -> usize {
     16 << 20
 }
 

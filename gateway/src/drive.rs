@@ -27,6 +27,7 @@ use crate::{
     connection, export, heap, loads,
     poll::Poll,
     record::Record,
+    selections::Selections,
     server::{Gate, Server},
     service::{Service, SetLogLevel},
     trace::Tracing,
@@ -216,7 +217,7 @@ impl Gateway {
         let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), set_log_level, SystemTime::now)
             .named(&config.server_name)
             .caching(config.cache_bytes, rand::random())
-            .joining(rand::random(), config.feedback_bytes, Span::from_millis(config.feedback_timeout_ms.into()))
+            .learning(selections(config))
             .controlled(config.model_control_mode)
             .ready_with(config.ready_with.clone());
         if config.cache_bytes == 0 {
@@ -314,6 +315,12 @@ impl Gateway {
         })?;
         Ok(ended?)
     }
+}
+
+/// What ensembles learn in this life.
+fn selections(config: &Config) -> Selections {
+    let waiting = (config.feedback_bytes, Span::from_millis(config.feedback_timeout_ms.into()));
+    Selections::new(rand::random(), waiting, config.contexts_bytes)
 }
 
 /// Says of which models answers are to be kept for which there is no room.

@@ -4,6 +4,7 @@
 //! be thousands of models: a model counts from its first request on, and of so many as the configuration says
 //! (`models_max`) the text names each.
 
+mod contexts;
 mod counts;
 mod host;
 mod models;
@@ -18,7 +19,7 @@ mod traffic;
 
 use std::cell::OnceCell;
 
-use ensembles::Selected;
+use ensembles::{Selected, contexts::Counts};
 use frontend::{
     InferError,
     core::Core,
@@ -34,6 +35,7 @@ pub use stages::{Stage, stages};
 pub(crate) use traffic::{PATH as TRAFFIC_PATH, Traffic};
 
 use self::{
+    contexts::ContextMetrics,
     host::HostMetrics,
     models::Models,
     register::{count_up_to, registered},
@@ -58,6 +60,7 @@ pub struct Metrics {
     schedulers: SchedulerMetrics,
     requests: RequestMetrics,
     selections: SelectionMetrics,
+    contexts: ContextMetrics,
     refusals: Refusals,
     traces: Traces,
     host: HostMetrics,
@@ -220,6 +223,7 @@ impl Metrics {
             schedulers: SchedulerMetrics::new(&registry),
             requests: RequestMetrics::new(&registry),
             selections: SelectionMetrics::new(&registry),
+            contexts: ContextMetrics::new(&registry),
             refusals: Refusals::new(&registry),
             traces: Traces::new(&registry),
             host: HostMetrics::new(&registry),
@@ -263,6 +267,11 @@ impl Metrics {
     /// Feedback came to this.
     pub fn handle_feedback(&self, ensemble: usize, outcome: FeedbackOutcome) {
         self.selections.handle_feedback(ensemble, outcome);
+    }
+
+    /// So many contexts are there.
+    pub fn handle_contexts(&self, counts: &Counts) {
+        self.contexts.handle_counts(counts);
     }
 
     /// A model is served: another version of one that is here, or the next one of the table.

@@ -35,12 +35,13 @@ pub const ID_BYTES_MAX: usize = 256;
 /// Dimensions of a shape; no model has as many.
 pub const DIMENSIONS_MAX: usize = 64;
 /// The parameters that mean something, of a request or of one of its tensors. Others are not kept.
-const KNOWN_PARAMETERS: [&str; 12] = [
+const KNOWN_PARAMETERS: [&str; 13] = [
     "timeout",
     "background",
     "priority",
     "application",
     "allow_default",
+    "context",
     "binary_data_output",
     "binary_data_size",
     "binary_data",
@@ -58,7 +59,7 @@ pub type Parameters = Map<String, Value>;
 pub struct InferRequest {
     /// Comes back in the reply.
     pub id: Option<String>,
-    /// `timeout`, `background`, `priority`, `application`, `allow_default` and `binary_data_output`.
+    /// `timeout`, `background`, `priority`, `application`, `allow_default`, `context` and `binary_data_output`.
     pub parameters: Parameters,
     /// In any order.
     pub inputs: Vec<RequestInput>,

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use ensembles::Selected;
+use ensembles::{Selected, contexts::Counts};
 use frontend::{
     InferError,
     desk::{Desk, Observer},
@@ -101,6 +101,11 @@ impl Record {
     /// Feedback came to this.
     pub fn handle_feedback(&self, ensemble: usize, outcome: FeedbackOutcome) {
         self.metrics.handle_feedback(ensemble, outcome);
+    }
+
+    /// So many contexts are there.
+    pub fn handle_contexts(&self, counts: &Counts) {
+        self.metrics.handle_contexts(counts);
     }
 
     /// What counts those who are refused.

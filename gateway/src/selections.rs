@@ -4,6 +4,9 @@
 //! Each answer of an ensemble that learns has a ticket: a number of this frontend's life, in which it is used once.
 //! What feedback needs of the predictions is kept under it, `feedback_timeout_ms` at most and `feedback_bytes` in all;
 //! the oldest go first. Feedback counts once: a second one for the same ticket says the same, or contradicts it.
+//!
+//! A request that names a context asks whom that context has learned to ask, and its feedback is that context's alone
+//! (Clipper, section 5.3); contexts take `contexts_bytes` in all.
 
 use std::{
     cell::RefCell,
@@ -11,10 +14,12 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
     mem,
     rc::Rc,
+    sync::Arc,
 };
 
 use ensembles::{
     Selected,
+    contexts::{self, Contexts, Kind},
     selection::{
         Choice, Learner, Unheard,
         combine::{OutputKind, Outputs},
@@ -41,14 +46,40 @@ pub struct Selections {
     state: RefCell<State>,
 }
 
-#[derive(Default)]
 struct State {
     /// By index in the model table; another one once the ensemble is loaded anew.
-    learners: BTreeMap<usize, (Rc<Model>, Learner)>,
+    learners: BTreeMap<usize, Learning>,
+    /// Loads of ensembles so far.
+    loads: u64,
+    contexts: Contexts<Client>,
     /// By ticket, and so by age.
     joins: BTreeMap<u64, Join>,
     bytes: usize,
     tickets: u64,
+}
+
+/// What an ensemble has learned in its requests that name no context.
+struct Learning {
+    of: Rc<Model>,
+    learner: Learner,
+    /// Which contexts are its own.
+    kind: Kind,
+}
+
+/// Whom a request asks.
+pub(crate) struct Chosen {
+    pub(crate) choice: Choice,
+    /// If it names a context.
+    pub(crate) context: Option<InContext>,
+}
+
+/// In which context a request is answered.
+#[derive(Debug, Clone)]
+pub(crate) enum InContext {
+    /// In its own.
+    Own(contexts::Place),
+    /// In what the ensemble has learned otherwise: there was no room for its own.
+    Common,
 }
 
 /// What feedback needs of a request.
@@ -60,6 +91,8 @@ struct Join {
     request: u64,
     probability: f64,
     rows: usize,
+    /// If it was answered in one.
+    context: Option<contexts::Place>,
     /// By step; of each output the rows.
     predictions: Vec<Option<Vec<Kept>>>,
     bytes: usize,
@@ -98,26 +131,50 @@ struct Item {
 }
 
 impl Selections {
-    /// Nothing yet, in a life that has this number; what waits for feedback may be so many bytes and so old.
+    /// Nothing yet, in a life that has this number; what waits for feedback may be so many bytes and so old, and
+    /// contexts may take so many.
     #[must_use]
-    pub fn new(life: u64, bytes_max: usize, timeout: Span) -> Self {
-        Self { life, bytes_max, timeout, state: RefCell::default() }
+    pub fn new(life: u64, (bytes_max, timeout): (usize, Span), contexts_bytes_max: usize) -> Self {
+        let contexts = Contexts::new(contexts_bytes_max);
+        let (learners, joins) = (BTreeMap::new(), BTreeMap::new());
+        let state = State { learners, loads: 0, contexts, joins, bytes: 0, tickets: 0 };
+        Self { life, bytes_max, timeout, state: RefCell::new(state) }
     }
 
-    /// Whom a request for an ensemble asks, if its steps are models of one task.
-    pub(crate) fn choose(&self, record: &Record, index: usize, face: &Rc<Model>) -> Option<Choice> {
+    /// Whom a request for an ensemble asks, if its steps are models of one task; in its client's context, if it names
+    /// one.
+    pub(crate) fn choose(
+        &self,
+        record: &Record,
+        (index, face): (usize, &Rc<Model>),
+        (client, context): (Client, Option<&Arc<str>>),
+    ) -> Option<Chosen> {
         let (steps, selection) = selection_of(face)?;
-        let mut state = self.state.borrow_mut();
-        let fresh = || (Rc::clone(face), Learner::new(selection, steps.len()));
-        let (of, learner) = state.learners.entry(index).or_insert_with(fresh);
-        if !Rc::ptr_eq(of, face) {
-            (*of, *learner) = fresh();
+        let State { learners, loads, contexts, .. } = &mut *self.state.borrow_mut();
+        let mut fresh = || {
+            *loads += 1;
+            let (of, learner) = (Rc::clone(face), Learner::new(selection, steps.len()));
+            Learning { of, learner, kind: Kind { load: *loads, members: steps.len() } }
+        };
+        let known = learners.entry(index).or_insert_with(&mut fresh);
+        if !Rc::ptr_eq(&known.of, face) {
+            *known = fresh();
         }
-        let choice = learner.select();
+        let in_context = context.map(|name| {
+            let begin = || Learner::new(selection, steps.len());
+            let selected = contexts.select(client, (&known.kind, name), begin);
+            record.handle_contexts(&contexts.counts());
+            selected
+        });
+        let (choice, context) = match in_context {
+            Some(Some((choice, place))) => (choice, Some(InContext::Own(place))),
+            Some(None) => (known.learner.select(), Some(InContext::Common)),
+            None => (known.learner.select(), None),
+        };
         if choice.request == 0 {
-            record.handle_weights(index, &names(steps), &learner.weights());
+            record.handle_weights(index, &names(steps), &known.learner.weights());
         }
-        Some(choice)
+        Some(Chosen { choice, context })
     }
 
     /// A request for models of one task has ended so: it is counted, and joins with the feedback that comes of it if it
@@ -129,7 +186,7 @@ impl Selections {
         (now, client): (Timestamp, Client),
         (index, face): (Option<usize>, &Rc<Model>),
         (rows, is_answered): (usize, bool),
-        selected: &Selected,
+        (selected, context): (&Selected, Option<InContext>),
     ) -> Parameters {
         let Some((steps, selection)) = selection_of(face) else { return Parameters::new() };
         let names = names(steps);
@@ -137,7 +194,7 @@ impl Selections {
             record.handle_selected(index, selected, is_answered);
             let mut state = self.state.borrow_mut();
             if selection.policy == Policy::Fallback
-                && let Some((_, learner)) = state.learners.get_mut(&index).filter(|(of, _)| Rc::ptr_eq(of, face))
+                && let Some(Learning { learner, .. }) = state.learners.get_mut(&index).filter(|known| known.is_of(face))
             {
                 learner.handle_ended(&selected.in_vain, !selected.counted.is_empty());
                 record.handle_weights(index, &names, &learner.weights());
@@ -151,10 +208,13 @@ impl Selections {
         told.insert("confidence".to_owned(), json!(selected.confidence));
         told.insert("members".to_owned(), json!(members.join(",")));
         told.insert("default".to_owned(), json!(selected.is_default));
+        if let Some(context) = &context {
+            told.insert("context_state".to_owned(), json!(context.told()));
+        }
         if index.is_some()
             && selection.policy.learning().is_some()
             && selected.predictions.iter().any(Option::is_some)
-            && let Some(ticket) = self.join((now, client), face, (selection, rows), selected)
+            && let Some(ticket) = self.join((now, client), face, (selection, rows), (selected, context))
         {
             told.insert("feedback".to_owned(), json!(format!("{:016x}-{ticket}", self.life)));
         }
@@ -166,15 +226,20 @@ impl Selections {
         (at, client): (Timestamp, Client),
         face: &Rc<Model>,
         (selection, rows): (&Selection, usize),
-        selected: &Selected,
+        (selected, context): (&Selected, Option<InContext>),
     ) -> Option<u64> {
+        let context = match context {
+            Some(InContext::Own(place)) => Some(place),
+            Some(InContext::Common) | None => None,
+        };
         let outputs = outputs_of(selection, face, rows);
         let kept = |prediction: &Option<Vec<bytes::Bytes>>| {
             let all = prediction.as_ref()?.iter().zip(&outputs.outputs);
             Some(all.map(|(data, kind)| Kept::of(kind, data)).collect::<Vec<_>>())
         };
         let predictions: Vec<_> = selected.predictions.iter().map(kept).collect();
-        let bytes = JOIN_BYTES + predictions.iter().flatten().flatten().map(Kept::bytes).sum::<usize>();
+        let place_bytes = context.as_ref().map_or(0, contexts::Place::bytes);
+        let bytes = JOIN_BYTES + place_bytes + predictions.iter().flatten().flatten().map(Kept::bytes).sum::<usize>();
         if bytes > self.bytes_max {
             return None;
         }
@@ -184,7 +249,7 @@ impl Selections {
         state.bytes += bytes;
         let Choice { request, probability, .. } = selected.choice;
         let (ensemble, heard) = (Rc::clone(face), None);
-        let join = Join { at, client, ensemble, request, probability, rows, predictions, bytes, heard };
+        let join = Join { at, client, ensemble, request, probability, rows, context, predictions, bytes, heard };
         state.joins.insert(ticket, join);
         while let Some(oldest) = state.joins.first_entry()
             && (oldest.get().at + self.timeout <= at || state.bytes > self.bytes_max)
@@ -223,7 +288,7 @@ impl Selections {
             heard.push(Heard { request: excerpt(&request), outcome, error });
         }
         let state = self.state.borrow();
-        if let Some((_, learner)) = state.learners.get(&index) {
+        if let Some(Learning { learner, .. }) = state.learners.get(&index) {
             record.handle_weights(index, &names(steps), &learner.weights());
         }
         Ok(heard)
@@ -237,7 +302,7 @@ impl Selections {
         item: &Item,
     ) -> Result<FeedbackOutcome, InferError> {
         let mut state = self.state.borrow_mut();
-        let State { learners, joins, tickets, .. } = &mut *state;
+        let State { learners, contexts, joins, tickets, .. } = &mut *state;
         let ticket = item
             .ticket
             .split_once('-')
@@ -259,15 +324,36 @@ impl Selections {
             let outcomes = [FeedbackOutcome::Contradictory, FeedbackOutcome::Repeated];
             return Ok(outcomes[usize::from(heard == digest)]);
         }
-        let learner = learners.get_mut(&index).filter(|(of, _)| Rc::ptr_eq(of, face));
-        let Some((_, learner)) = learner else { return Ok(FeedbackOutcome::Unknown) };
-        match learner.observe(join.request, join.probability, &losses) {
+        let known = learners.get_mut(&index).filter(|known| known.is_of(face));
+        let Some(Learning { learner, .. }) = known else { return Ok(FeedbackOutcome::Unknown) };
+        let observed = match &join.context {
+            Some(place) => contexts.observe(place, (join.request, join.probability), &losses),
+            None => learner.observe(join.request, join.probability, &losses),
+        };
+        match observed {
             Ok(()) => {
                 join.heard = Some(digest);
                 Ok(FeedbackOutcome::Counted)
             }
             Err(Unheard::Old) => Ok(FeedbackOutcome::Late),
             Err(error @ (Unheard::NoLoss | Unheard::NotLearning)) => Err(InferError::Invalid(error.to_string())),
+        }
+    }
+}
+
+impl Learning {
+    /// Whether the ensemble has not been loaded anew since.
+    fn is_of(&self, face: &Rc<Model>) -> bool {
+        Rc::ptr_eq(&self.of, face)
+    }
+}
+
+impl InContext {
+    /// What its client is told.
+    fn told(&self) -> &'static str {
+        match self {
+            Self::Own(_) => "current",
+            Self::Common => "common",
         }
     }
 }

@@ -125,7 +125,7 @@ impl Service {
             is_draining: Cell::new(false),
             pool: Pool::default(),
             ahead: Gates::default(),
-            selections: Selections::new(0, 0, Span::ZERO),
+            selections: Selections::new(0, (0, Span::ZERO), 0),
             shadows: Shadows::new(),
             cache: Cache::new(0),
             digester: Digester::new([0; 16]),
@@ -166,10 +166,10 @@ impl Service {
         Self { cache: Cache::new(bytes_max), digester: Digester::new(secret), ..self }
     }
 
-    /// The same, and predictions wait for feedback: so many bytes so long, in a life of this number.
+    /// The same, where ensembles learn, as these say.
     #[must_use]
-    pub fn joining(self, life: u64, bytes_max: usize, timeout: Span) -> Self {
-        Self { selections: Selections::new(life, bytes_max, timeout), ..self }
+    pub fn learning(self, selections: Selections) -> Self {
+        Self { selections, ..self }
     }
 
     /// Takes a client's feedback for an ensemble.

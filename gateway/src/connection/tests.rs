@@ -40,6 +40,7 @@ use crate::{
     config::Otlp,
     export,
     record::Record,
+    selections::Selections,
     server::{Gate, Hosts},
     service::Service,
     testing::{model, tensor},
@@ -382,7 +383,7 @@ fn with_models_and_schedulers<F: Future<Output = ()>>(
     let desk = Desk::new(core, Box::new(Rc::clone(&arena)), Box::new(move || read.get()), observer);
     let mut service = Service::new(Rc::clone(&desk), Rc::clone(&record), Some(Box::new(|_| Ok(()))), SystemTime::now)
         .caching(1 << 20, [7; 16])
-        .joining(0, 1 << 16, Span::from_millis(60_000));
+        .learning(Selections::new(0, (1 << 16, Span::from_millis(60_000)), 1 << 16));
     if let Some(otlp) = otlp {
         let traces = record.traces().clone();
         let queue = export::start(&otlp, traces.clone()).unwrap();

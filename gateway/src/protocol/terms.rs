@@ -1,8 +1,8 @@
 //! What a request says besides its inputs: its objective, whose it is, and which outputs it wants in which form.
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
-use ensembles::{Known, Request, Room, selection::Choice};
+use ensembles::{Known, Request, Room, contexts, selection::Choice};
 use frontend::{
     error::{InferError, invalid},
     excerpt,
@@ -32,6 +32,7 @@ pub struct Terms {
     priority: u8,
     application: Application,
     allow_default: bool,
+    context: Option<Arc<str>>,
     outputs: Vec<OutputChoice>,
     /// Shared memory that its inputs are in.
     parts: Vec<Part>,
@@ -48,6 +49,7 @@ impl Terms {
         let priority = model.priorities.of(priority(&parameters)?);
         let application = application(&parameters)?;
         let allow_default = flag(&parameters, "allow_default")?;
+        let context = context(model, &parameters)?;
         let slo = match objective(&parameters)? {
             Some(Span::ENDLESS) => Span::ENDLESS,
             asked => model.queue.objective(priority, asked, model.slo),
@@ -55,7 +57,7 @@ impl Terms {
         // When a client without an objective hangs up is no objective.
         let slo = if slo == Span::ENDLESS { slo } else { within.map_or(slo, |within| slo.min(within)) };
         let outputs = output_choices(model, &parameters, &outputs, regions)?;
-        Ok(Self { id, slo, priority, application, allow_default, outputs, parts })
+        Ok(Self { id, slo, priority, application, allow_default, context, outputs, parts })
     }
 
     /// The request's latency objective; `ENDLESS` if it has none.
@@ -68,6 +70,11 @@ impl Terms {
     #[must_use]
     pub fn application(&self) -> Application {
         self.application
+    }
+
+    /// The context that it is to be answered in, of an ensemble that learns.
+    pub(crate) fn context(&self) -> Option<&Arc<str>> {
+        self.context.as_ref()
     }
 
     /// Which outputs it wants, a bit for each.
@@ -102,7 +109,7 @@ impl Terms {
         (client, room, known): Means,
         choice: Option<Choice>,
     ) -> PreparedEnsemble {
-        let Self { id, slo, priority, application, allow_default, outputs, parts } = self;
+        let Self { id, slo, priority, application, allow_default, outputs, parts, .. } = self;
         let is_wanted = |at: usize| outputs.iter().any(|choice| choice.index == at);
         let wanted = (0..model.1.outputs.len()).map(is_wanted).collect();
         let request = Request {
@@ -150,6 +157,17 @@ fn flag(parameters: &Parameters, key: &str) -> Result<bool, InferError> {
         Some(Value::Bool(flag)) => Ok(*flag),
         Some(other) => Err(invalid(&format!("parameters.{key}"), excerpt(&other.to_string()), "true or false")),
     }
+}
+
+/// The context that a request names, where the model learns in contexts; what others are told by that name is theirs.
+fn context(model: &Model, parameters: &Parameters) -> Result<Option<Arc<str>>, InferError> {
+    let selection = model.ensemble().and_then(|ensemble| ensemble.selection.as_ref());
+    let learns = selection.is_some_and(|selection| selection.policy.learning().is_some());
+    let Some(value) = parameters.get("context").filter(|_| learns) else { return Ok(None) };
+    let name = value.as_str().filter(|name| (1..=contexts::NAME_BYTES_MAX).contains(&name.len()));
+    let expected = format_args!("a name of 1 to {} bytes", contexts::NAME_BYTES_MAX);
+    let name = name.ok_or_else(|| invalid("parameters.context", excerpt(&value.to_string()), expected))?;
+    Ok(Some(name.into()))
 }
 
 /// Triton's timeout; its 0 means that the client names none.

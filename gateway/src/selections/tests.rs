@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use repository::{DataType, Ensemble, Executor, Learning, Tensor};
+use repository::{DataType, Ensemble, Executor, Tensor};
 
 use super::*;
 use crate::{config::MetricsConfig, testing};
@@ -12,7 +12,7 @@ const ME: Client = Client::Certificate([1; 16]);
 fn face(agreement: Agreement) -> Rc<Model> {
     let step = |name: &str| EnsembleStep { model: name.to_owned(), version: None, inputs: vec![], outputs: vec![] };
     let selection = Selection {
-        policy: Policy::Exp4(Learning { eta: 0.1, exploration: 0.0, window: 80 }),
+        policy: Policy::Exp4(repository::Learning { eta: 0.1, exploration: 0.0, window: 80 }),
         agreements: vec![agreement],
         defaults: None,
         confidence: 0.0,
@@ -42,7 +42,7 @@ struct Bench {
 
 impl Bench {
     fn new(agreement: Agreement, bytes_max: usize) -> Self {
-        let selections = Selections::new(7, bytes_max, Span::from_millis(1000));
+        let selections = Selections::new(7, (bytes_max, Span::from_millis(1000)), 1 << 16);
         Self { selections, record: Record::new(MetricsConfig::default()), face: face(agreement) }
     }
 
@@ -53,12 +53,25 @@ impl Bench {
 
     /// What its reply says.
     fn told(&self, now: i64, predictions: Vec<Option<Vec<Bytes>>>, index: Option<usize>) -> Parameters {
-        let choice = self.selections.choose(&self.record, 0, &self.face).unwrap();
+        self.told_in(None, now, predictions, index)
+    }
+
+    /// The same of a request that names a context.
+    fn told_in(
+        &self,
+        context: Option<&str>,
+        now: i64,
+        predictions: Vec<Option<Vec<Bytes>>>,
+        index: Option<usize>,
+    ) -> Parameters {
+        let context: Option<Arc<str>> = context.map(Into::into);
+        let asker = (ME, context.as_ref());
+        let Chosen { choice, context } = self.selections.choose(&self.record, (0, &self.face), asker).unwrap();
         let (counted, confidence) = (vec![0], 1.0);
         let (is_doubted, is_default, in_vain) = (false, false, Vec::new());
         let selected = Selected { choice, predictions, counted, confidence, is_doubted, is_default, in_vain };
         let at = (Timestamp(now * 1_000_000), ME);
-        self.selections.handle_ended(&self.record, at, (index, &self.face), (2, true), &selected)
+        self.selections.handle_ended(&self.record, at, (index, &self.face), (2, true), (&selected, context))
     }
 
     fn feedback(&self, now: i64, ticket: &str, data: &[f64]) -> String {
@@ -70,7 +83,7 @@ impl Bench {
     }
 
     fn weights(&self) -> Vec<f64> {
-        self.selections.state.borrow().learners[&0].1.weights()
+        self.selections.state.borrow().learners[&0].learner.weights()
     }
 }
 
@@ -134,4 +147,33 @@ fn an_ensemble_that_is_loaded_anew_begins_anew() {
     // Who was asked before that is told who answered all the same.
     let told = bench.told(0, predictions(), None);
     assert_eq!((&told["members"], told.get("feedback")), (&json!("a"), None));
+}
+
+#[test]
+fn feedback_of_a_context_is_that_contexts_alone() {
+    let bench = Bench::new(Agreement::Argmax, 1 << 16);
+    let weights = |context: &str| {
+        let state = bench.selections.state.borrow();
+        state.contexts.weights(&state.learners[&0].kind, &context.into()).unwrap()
+    };
+    let told = bench.told_in(Some("ann"), 0, predictions(), Some(0));
+    assert_eq!(told["context_state"], json!("current"));
+    bench.told_in(Some("bob"), 0, predictions(), Some(0));
+    let ticket = told["feedback"].as_str().unwrap().to_owned();
+    assert_eq!(bench.feedback(1, &ticket, &[0.0, 1.0]), "counted");
+    assert_eq!(bench.feedback(1, &ticket, &[0.0, 1.0]), "repeated");
+    assert!(are_near(&weights("ann"), &expected([0.0, 0.5, 0.0])), "{:?}", weights("ann"));
+    assert!(are_near(&weights("bob"), &[1.0 / 3.0; 3]));
+    bench.answered(0, predictions());
+    assert!(are_near(&bench.weights(), &[1.0 / 3.0; 3]), "who names none has not learned it");
+}
+
+#[test]
+fn where_contexts_have_no_room_all_are_answered_alike() {
+    let mut bench = Bench::new(Agreement::Argmax, 1 << 16);
+    bench.selections = Selections::new(7, (1 << 16, Span::from_millis(1000)), 0);
+    let told = bench.told_in(Some("ann"), 0, predictions(), Some(0));
+    assert_eq!(told["context_state"], json!("common"));
+    assert_eq!(bench.feedback(1, told["feedback"].as_str().unwrap(), &[0.0, 1.0]), "counted");
+    assert!(are_near(&bench.weights(), &expected([0.0, 0.5, 0.0])));
 }

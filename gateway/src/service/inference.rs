@@ -29,6 +29,7 @@ use crate::{
     },
     recent::ReceivedAgo,
     regions::Part,
+    selections::InContext,
     trace::OpenTrace,
 };
 
@@ -69,6 +70,8 @@ pub struct Submitted<'a> {
     ahead: Option<Ahead>,
     /// What others are asked once it is answered.
     mirrored: Option<Mirrored>,
+    /// Of an ensemble that learns, if the request names one.
+    context: Option<InContext>,
     model: Rc<Model>,
     id: Option<String>,
     outputs: Vec<OutputChoice>,
@@ -214,10 +217,12 @@ impl Service {
             let room = Box::new(Between(charge.clone(), self.pool.clone()));
             let known = self.answers().known_to(charge);
             let client = Some(charge.account().id().into());
-            let choice = self.selections.choose(&self.record, index, &model);
+            let asker = (arrival.asker.client, terms.context());
+            let chosen = self.selections.choose(&self.record, (index, &model), asker);
+            let (choice, context) = chosen.map_or((None, None), |chosen| (Some(chosen.choice), chosen.context));
             let mirrored = Mirrored::of(choice.as_ref(), (index, &model), terms.application(), &inputs, charge);
             let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room, known), choice);
-            Submitted { mirrored, ..self.submit_ensemble(prepared, arrival, trace)? }
+            Submitted { mirrored, context, ..self.submit_ensemble(prepared, arrival, trace)? }
         } else {
             let mut prepared = terms.with(&model, index, inputs)?;
             prepared.checked.waited = waited;
@@ -290,6 +295,7 @@ impl Service {
             asking: None,
             ahead: None,
             mirrored: None,
+            context: None,
             model,
             id,
             outputs,
@@ -303,14 +309,14 @@ impl Service {
         client: Client,
         model: &Rc<Model>,
         result: &Result<Reply, InferError>,
-        selected: &Selected,
+        of: (&Selected, Option<InContext>),
     ) -> Parameters {
         // One that was loaded anew meanwhile is another one.
         let found = self.find(&model.name, Some(&model.version)).ok().filter(|(_, found)| Rc::ptr_eq(found, model));
         let index = found.map(|(index, _)| index);
         let (now, rows) = (self.desk.now(), result.as_ref().map_or(0, |reply| reply.rows));
-        let of = (rows, result.is_ok());
-        self.selections.handle_ended(&self.record, (now, client), (index, model), of, selected)
+        let ended = (rows, result.is_ok());
+        self.selections.handle_ended(&self.record, (now, client), (index, model), ended, of)
     }
 
     /// The epoch that is obeyed, or was obeyed last.
@@ -377,7 +383,7 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, client, under_way, admitted_in, ago, asking, ahead, mirrored, .. } = self;
+        let Self { service, client, under_way, admitted_in, ago, asking, ahead, mirrored, context, .. } = self;
         let Self { model, id, outputs, _parts, .. } = self;
         let Ended { result, steps, selected } = under_way.wait().await;
         match (asking, &result) {
@@ -401,7 +407,8 @@ impl Submitted<'_> {
         let outcome = result.as_ref().map(|reply| (reply.timing, ago));
         let epochs = [admitted_in, service.epoch()];
         let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome, &steps);
-        let parameters = selected.as_ref().map(|selected| service.told_of(client, &model, &result, selected));
+        let parameters =
+            selected.as_ref().map(|selected| service.told_of(client, &model, &result, (selected, context)));
         let reply = result?;
         if let (Some(mirrored), Some(selected)) = (mirrored, selected) {
             service.shadows.begin(&service.means(), mirrored, (reply.rows, &steps, &selected));

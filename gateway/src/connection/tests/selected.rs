@@ -14,7 +14,7 @@ use super::{
 use crate::{
     access::Clients,
     api::{
-        ModelInferRequest, ModelInferResponse,
+        InferParameter, ModelInferRequest, ModelInferResponse,
         feedback::{
             FeedbackRequest, FeedbackResponse,
             feedback_request::{Item, Output},
@@ -475,6 +475,55 @@ fn feedback_comes_by_grpc_as_well() {
         assert_eq!((status, &text[..]), (3, "feedback: found 1025, expected a list of at most 1024"));
         let (status, ..) = tell("nobody", items.to_vec()).await;
         assert_eq!(status, 5);
+    });
+}
+
+#[test]
+fn a_request_names_its_context_over_both_protocols() {
+    with(ensemble(learning(), None, 0.0), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        peer.fates.borrow_mut().extend([OTHER, DOUBLED, DOUBLED]);
+        let (parameters, _) = told(&ask(&mut stream, &vote_of(r#""context":"ann""#)).await);
+        assert_eq!(parameters["context_state"], json!("current"));
+        let heard = ask(&mut stream, &feedback_of(&[right(&parameters["feedback"], 3)])).await;
+        assert_eq!(outcomes(&heard), ["counted"]);
+        // The first member has lost in this context, and in no other.
+        let parts: [f64; 2] = [f64::exp(-0.5) / (f64::exp(-0.5) + 2.0), 1.0 / 3.0];
+        let mut client = connect(address).await;
+        for (context, part) in [("ann", parts[0]), ("bob", parts[1])] {
+            let asked = ModelInferRequest { model_name: "vote".to_owned(), ..message(&[1, 2, 3, 4]) };
+            let named = InferParameter { parameter_choice: Some(ParameterChoice::StringParam(context.to_owned())) };
+            let asked = ModelInferRequest { parameters: [("context".to_owned(), named)].into(), ..asked };
+            peer.fates.borrow_mut().extend([OTHER, DOUBLED, DOUBLED]);
+            let (status, text, messages) = infer(&mut client, &asked).await;
+            assert_eq!(status, 0, "{text}");
+            let reply = ModelInferResponse::decode(messages[0].clone()).unwrap();
+            let parameter = |key: &str| reply.parameters[key].parameter_choice.clone().unwrap();
+            let ParameterChoice::DoubleParam(confidence) = parameter("confidence") else { panic!("{reply:?}") };
+            assert!((confidence - (1.0 - part)).abs() < 1e-9, "{context}: {confidence}");
+            assert_eq!(parameter("context_state"), ParameterChoice::StringParam("current".to_owned()));
+        }
+        let (parameters, _) = told(&ask(&mut stream, &vote_of("")).await);
+        assert_eq!(parameters.get("context_state"), None);
+        assert_eq!(metric_now(&mut stream, &peer, "downbeat_selection_contexts").await, Some(2.0));
+        let long = format!(r#""context":"{}""#, "x".repeat(65));
+        for wrong in [&long[..], r#""context":"""#, r#""context":7"#] {
+            let heard = ask(&mut stream, &vote_of(wrong)).await;
+            assert_eq!(heard.status, 400, "{heard:?}");
+            let error = heard.json()["error"].as_str().unwrap().to_owned();
+            assert!(error.starts_with("parameters.context: found ") && error.ends_with("1 to 64 bytes"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_context_is_no_matter_of_models_that_do_not_learn() {
+    with(ensemble(Policy::Majority, None, 0.0), async |address, _| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        for context in [r#""context":"ann""#, r#""context":7"#] {
+            let (parameters, _) = told(&ask(&mut stream, &vote_of(context)).await);
+            assert_eq!(parameters.get("context_state"), None);
+        }
     });
 }
 
