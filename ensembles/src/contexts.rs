@@ -4,7 +4,10 @@
 //! of its own losses, which may come in any order, and nobody has to agree on a start. It lives from the first request
 //! that names it until it makes room for others. Whoever takes the most room gives up what it has used least lately,
 //! so a client that names ever new contexts forgets its own, and no other client's. Contexts have one name for all
-//! clients; the one who came with a context first is charged for it. No IO, no clock.
+//! clients; the one who came with a context first is charged for it.
+//!
+//! Several frontends may share what they learn by a store ([`exchange`]): then what is kept here is what the store knew
+//! when it was last asked, and what has come since. No IO, no clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +15,14 @@ use std::{
     sync::Arc,
 };
 
+use proto::Timestamp;
+
+use self::exchange::{Exchange, Shared};
 use crate::selection::{BLOCKS, Choice, Learner, Unheard};
+
+pub use self::exchange::{Batch, Item, Read};
+
+mod exchange;
 
 /// The longest name of a context.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -30,6 +40,8 @@ pub struct Contexts<C> {
     by_bytes: BTreeSet<(usize, C)>,
     /// Uses of contexts so far.
     uses: u64,
+    /// If there is a store.
+    exchange: Option<Exchange<C>>,
     counts: Counts,
 }
 
@@ -44,6 +56,17 @@ pub struct Counts {
     pub forgotten: u64,
     /// Requests for whose context there was no room.
     pub refused: u64,
+    /// Requests that were answered with what had been known of their context for long.
+    pub stale: u64,
+    /// Losses of members that the store has taken in, and those that it never will: it could not, or what waited for it
+    /// was forgotten.
+    pub told: u64,
+    /// As above.
+    pub lost: u64,
+    /// How often the store did not answer.
+    pub failures: u64,
+    /// Whether it did not the last time.
+    pub is_silent: bool,
 }
 
 /// Whose contexts they are.
@@ -51,8 +74,12 @@ pub struct Counts {
 pub struct Kind {
     /// Tells this load of an ensemble from all others.
     pub load: u64,
+    /// What a store calls it; the same of each frontend, and another one of each ensemble that learns otherwise.
+    pub key: String,
     /// Models that it selects from.
     pub members: usize,
+    /// Requests of a block of its windows.
+    pub block: u64,
 }
 
 /// The load, and the name.
@@ -74,7 +101,21 @@ struct Entry<C> {
     born: u64,
     /// Its place in the order of its client's.
     used: u64,
+    kind: Arc<Kind>,
     learner: Learner,
+    /// If there is a store.
+    shared: Option<Shared>,
+}
+
+/// Whom a request asks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Selected {
+    /// Whom.
+    pub choice: Choice,
+    /// Where its feedback goes.
+    pub place: Place,
+    /// Whether what other frontends have learned of late may be missing.
+    pub is_stale: bool,
 }
 
 /// What one client came with.
@@ -98,7 +139,12 @@ impl<C: Copy + Ord> Contexts<C> {
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         let (entries, owned, by_bytes) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { bytes_max, entries, owned, by_bytes, uses: 0, counts: Counts::default() }
+        Self { bytes_max, entries, owned, by_bytes, uses: 0, exchange: None, counts: Counts::default() }
+    }
+
+    /// From now on new ones are exchanged with a store.
+    pub fn share(&mut self) {
+        self.exchange = Some(Exchange::new());
     }
 
     /// How many there are.
@@ -111,10 +157,10 @@ impl<C: Copy + Ord> Contexts<C> {
     /// no room for it.
     pub fn select(
         &mut self,
-        client: C,
-        (kind, name): (&Kind, &Arc<str>),
+        (now, client): (Timestamp, C),
+        (kind, name): (&Arc<Kind>, &Arc<str>),
         fresh: impl FnOnce() -> Learner,
-    ) -> Option<(Choice, Place)> {
+    ) -> Option<Selected> {
         let key = (kind.load, Arc::clone(name));
         self.uses += 1;
         if !self.entries.contains_key(&key) && !self.insert(client, &key, kind, fresh) {
@@ -126,7 +172,15 @@ impl<C: Copy + Ord> Contexts<C> {
         owned.by_use.remove(&entry.used);
         owned.by_use.insert(self.uses, key.clone());
         entry.used = self.uses;
-        Some((entry.learner.select(), Place { key, born: entry.born }))
+        let choice = entry.learner.select();
+        let mut is_stale = false;
+        if let (Some(shared), Some(exchange)) = (&mut entry.shared, &mut self.exchange) {
+            shared.unsent.requests += 1;
+            exchange.want(now, entry.client, (&key, shared), false);
+            is_stale = shared.is_stale(now);
+            self.counts.stale += u64::from(is_stale);
+        }
+        Some(Selected { choice, place: Place { key, born: entry.born }, is_stale })
     }
 
     /// What members lost in a request of this context, as [`Learner::observe`]; it is old once the context is
@@ -136,12 +190,27 @@ impl<C: Copy + Ord> Contexts<C> {
     /// If that does not count.
     pub fn observe(
         &mut self,
+        now: Timestamp,
         place: &Place,
         (request, probability): (u64, f64),
         losses: &[Option<f64>],
     ) -> Result<(), Unheard> {
-        let entry = self.entries.get_mut(&place.key).filter(|entry| entry.born == place.born);
-        entry.ok_or(Unheard::Old)?.learner.observe(request, probability, losses)
+        let entry = self.entries.get_mut(&place.key).filter(|entry| entry.born == place.born).ok_or(Unheard::Old)?;
+        let (Some(shared), Some(exchange)) = (&mut entry.shared, &mut self.exchange) else {
+            return entry.learner.observe(request, probability, losses);
+        };
+        // A store that has forgotten counts requests anew.
+        let request = request.min(entry.learner.sums().requests.saturating_sub(1));
+        let lost = entry.learner.lost(request, probability, losses)?;
+        entry.learner.sums_mut().add(&lost);
+        shared.unsent.add(&lost);
+        // While nothing can be sent, what is too old to count makes room.
+        let oldest = entry.learner.sums().oldest(entry.kind.block);
+        let before = shared.unsent.count();
+        shared.unsent.forget(oldest);
+        self.counts.lost += before - shared.unsent.count();
+        exchange.want(now, entry.client, (&place.key, shared), true);
+        Ok(())
     }
 
     /// How much each member counts in a context that is kept.
@@ -151,13 +220,15 @@ impl<C: Copy + Ord> Contexts<C> {
     }
 
     /// Makes a context, and room for it; whether there is any.
-    fn insert(&mut self, client: C, key: &Key, kind: &Kind, fresh: impl FnOnce() -> Learner) -> bool {
-        let bytes = bytes_of(key, kind);
+    fn insert(&mut self, client: C, key: &Key, kind: &Arc<Kind>, fresh: impl FnOnce() -> Learner) -> bool {
+        let shared = self.exchange.as_ref().map(|_| Shared::default());
+        let bytes = bytes_of(key, kind, shared.is_some());
         if bytes > self.bytes_max {
             return false;
         }
         let learner = fresh().seeded(mixed(&key.1));
-        let entry = Entry { client, bytes, born: self.uses, used: self.uses, learner };
+        let (born, used, kind) = (self.uses, self.uses, Arc::clone(kind));
+        let entry = Entry { client, bytes, born, used, kind, learner, shared };
         self.entries.insert(key.clone(), entry);
         self.owned.entry(client).or_default().by_use.insert(self.uses, key.clone());
         self.resize(client, |owned| owned + bytes);
@@ -173,7 +244,11 @@ impl<C: Copy + Ord> Contexts<C> {
     }
 
     fn remove(&mut self, key: &Key) {
-        let Some(Entry { client, bytes, used, .. }) = self.entries.remove(key) else { return };
+        let Some(Entry { client, bytes, used, shared, .. }) = self.entries.remove(key) else { return };
+        if let (Some(shared), Some(exchange)) = (&shared, &mut self.exchange) {
+            exchange.forget(client, shared);
+            self.counts.lost += shared.unsent.count();
+        }
         if let Some(owned) = self.owned.get_mut(&client) {
             owned.by_use.remove(&used);
         }
@@ -196,10 +271,12 @@ impl<C: Copy + Ord> Contexts<C> {
 }
 
 /// As much as it can ever take.
-fn bytes_of((_, name): &Key, kind: &Kind) -> usize {
+fn bytes_of((_, name): &Key, kind: &Kind, is_shared: bool) -> usize {
     // A block has its place in a map, and two numbers for each member.
     let block = 64 + kind.members * mem::size_of::<(f64, u64)>();
-    ENTRY_BYTES + name.len() + (BLOCKS as usize + 1) * block
+    // What is known, what is to be sent, and what is under way.
+    let sums = if is_shared { 3 } else { 1 };
+    ENTRY_BYTES + name.len() + sums * (BLOCKS as usize + 1) * block
 }
 
 /// A name as a number (FNV-1a), so that contexts do not all draw the same members first.

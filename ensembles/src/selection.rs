@@ -218,7 +218,13 @@ impl Learner {
 
     /// The number of the first block that counts.
     fn oldest(&self) -> u64 {
-        self.sums.oldest(self.policy.learning().map_or(1, |learning| learning.window / BLOCKS))
+        self.sums.oldest(self.block().unwrap_or(1))
+    }
+
+    /// Requests of a block of its window, if it learns.
+    #[must_use]
+    pub fn block(&self) -> Option<u64> {
+        self.policy.learning().map(|learning| learning.window / BLOCKS)
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod shares;
 
-use std::{path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use frontend::FrontendError;
 use serde::{Deserialize, Serialize};
@@ -116,6 +116,9 @@ pub struct Config {
     /// Where traces of requests go; without it, where `trace` says.
     #[serde(default)]
     pub otlp: Option<Otlp>,
+    /// Where frontends share what ensembles learn in contexts; without it each has what it learns itself.
+    #[serde(default)]
+    pub selection: Option<SelectionConfig>,
     /// Which requests leave a trace in the log, or in a file.
     #[serde(default)]
     pub trace: TraceConfig,
@@ -235,6 +238,7 @@ impl From<frontend::Config> for Config {
             body_timeout_ms: default_body_timeout_ms(),
             clients: Clients::default(),
             otlp: None,
+            selection: None,
             trace: TraceConfig::default(),
             server_name: default_server_name(),
             metrics: MetricsConfig::default(),
@@ -278,6 +282,52 @@ pub struct Otlp {
     /// How long the collector may take for a batch each time.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
+}
+
+/// The table `[selection]`: a Redis with what ensembles learn in contexts, the same for all frontends.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SelectionConfig {
+    /// `redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`.
+    pub redis: RedisUrl,
+    /// A file with the password, read anew for each connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redis_password_file: Option<PathBuf>,
+    /// How long it may take to answer, connecting included.
+    #[serde(default = "default_redis_timeout_ms")]
+    pub redis_timeout_ms: u64,
+    /// How long contexts stay there that nobody uses.
+    #[serde(default = "default_context_ttl_secs")]
+    pub context_ttl_secs: u64,
+}
+
+impl SelectionConfig {
+    /// A Redis, with the default of everything else.
+    #[must_use]
+    pub fn at(redis: impl Into<String>) -> Self {
+        let (redis_timeout_ms, context_ttl_secs) = (default_redis_timeout_ms(), default_context_ttl_secs());
+        Self { redis: RedisUrl(redis.into()), redis_password_file: None, redis_timeout_ms, context_ttl_secs }
+    }
+}
+
+/// Where a Redis is, with a password perhaps.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RedisUrl(pub String);
+
+impl RedisUrl {
+    /// What stands behind the password.
+    #[must_use]
+    pub fn without_secret(&self) -> &str {
+        self.0.rsplit_once('@').map_or(&self.0, |(_, place)| place)
+    }
+}
+
+impl fmt::Debug for RedisUrl {
+    /// Without what has no place in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.without_secret())
+    }
 }
 
 /// The table `[trace]`: what holds until clients say otherwise by the trace settings.
@@ -356,6 +406,15 @@ fn default_server_name() -> String {
 /// As Triton.
 fn default_repository_poll_secs() -> u32 {
     15
+}
+
+fn default_redis_timeout_ms() -> u64 {
+    500
+}
+
+/// A week.
+fn default_context_ttl_secs() -> u64 {
+    604_800
 }
 
 fn default_queue_max() -> usize {

@@ -27,6 +27,8 @@ use crate::{
     connection, export, heap, loads,
     poll::Poll,
     record::Record,
+    redis,
+    redis::Redis,
     selections::Selections,
     server::{Gate, Server},
     service::{Service, SetLogLevel},
@@ -166,6 +168,7 @@ pub struct Gateway {
     orders: mpsc::Receiver<Order>,
     poll: Option<Poll>,
     vital: Option<Vital>,
+    redis: Option<Redis>,
 }
 
 /// Opens a gateway and serves until it is told to end, by what `controlled` gets or by a client that may. Clients may
@@ -190,6 +193,7 @@ pub fn check(config: &Config) -> Result<Repository, GatewayError> {
     Gate::open(config).map_err(GatewayError::Config)?;
     check_traces(config).map_err(GatewayError::Config)?;
     config.otlp.as_ref().map(export::check).transpose().map_err(GatewayError::Config)?;
+    config.selection.as_ref().map(redis::check).transpose().map_err(GatewayError::Config)?;
     config.trace.file.as_deref().map(trace_file::check).transpose().map_err(GatewayError::Config)?;
     Ok(repository)
 }
@@ -236,11 +240,13 @@ impl Gateway {
             let tracing = Tracing::new(desk, queue, record.traces().clone(), export::unix_ns);
             service = service.tracing(tracing, otlp.trace_rate);
         }
+        let redis = config.selection.as_ref().map(|redis| Redis::start(redis, &service.selections));
+        let redis = redis.transpose().map_err(GatewayError::Config)?;
         let (control, orders) = mpsc::channel(ORDERS_MAX);
         let (server, control) =
             (Server::new(service, gate), Control { orders: control, taken: Arc::new(Mutex::new(taken)) });
         control.follow_files()?;
-        Ok(Self { frontend, http, grpc, server, control, orders, poll, vital })
+        Ok(Self { frontend, http, grpc, server, control, orders, poll, vital, redis })
     }
 
     /// What tells it what to do once it runs.
@@ -267,7 +273,7 @@ impl Gateway {
     /// If the event loop cannot be set up.
     pub fn run(self, stop: impl Future<Output = ()>) -> Result<(), GatewayError> {
         // With a control of its own the orders never end.
-        let Self { frontend, http, grpc, server, control: _control, mut orders, poll, vital } = self;
+        let Self { frontend, http, grpc, server, control: _control, mut orders, poll, vital, redis } = self;
         let obey = async {
             while let Some(order) = orders.recv().await {
                 match order {
@@ -301,6 +307,12 @@ impl Gateway {
                 None => std::future::pending().await,
             }
         };
+        let exchange = async {
+            match redis {
+                Some(redis) => redis.run(&server.service).await,
+                None => std::future::pending().await,
+            }
+        };
         let ended: io::Result<()> = frontend.run(async {
             tokio::select! {
                 () = stop => Ok(()),
@@ -309,6 +321,7 @@ impl Gateway {
                 never = heap::keep_small(&server) => match never {},
                 never = poll => match never {},
                 never = live => match never {},
+                never = exchange => match never {},
                 ended = serve(http) => ended,
                 ended = serve(grpc) => ended,
             }

@@ -28,6 +28,7 @@ mod probes;
 pub mod protocol;
 pub mod recent;
 pub mod record;
+mod redis;
 pub mod regions;
 pub mod rest;
 pub mod selections;

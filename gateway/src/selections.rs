@@ -6,7 +6,7 @@
 //! the oldest go first. Feedback counts once: a second one for the same ticket says the same, or contradicts it.
 //!
 //! A request that names a context asks whom that context has learned to ask, and its feedback is that context's alone
-//! (Clipper, section 5.3); contexts take `contexts_bytes` in all.
+//! (Clipper, section 5.3); contexts take `contexts_bytes` in all, and are exchanged with a store if there is one.
 
 use std::{
     cell::RefCell,
@@ -19,7 +19,7 @@ use std::{
 
 use ensembles::{
     Selected,
-    contexts::{self, Contexts, Kind},
+    contexts::{self, Batch, Contexts, Counts, Kind},
     selection::{
         Choice, Learner, Unheard,
         combine::{OutputKind, Outputs},
@@ -29,6 +29,7 @@ use frontend::{InferError, error::invalid, excerpt};
 use proto::{Span, Timestamp};
 use repository::{Agreement, EnsembleStep, Model, Policy, Selection};
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use crate::{access::Client, metrics::FeedbackOutcome, protocol::Parameters, record::Record, settings::Settings};
 
@@ -44,6 +45,8 @@ pub struct Selections {
     bytes_max: usize,
     timeout: Span,
     state: RefCell<State>,
+    /// Told when there may be something for the store.
+    wake: Notify,
 }
 
 struct State {
@@ -63,7 +66,7 @@ struct Learning {
     of: Rc<Model>,
     learner: Learner,
     /// Which contexts are its own.
-    kind: Kind,
+    kind: Arc<Kind>,
 }
 
 /// Whom a request asks.
@@ -76,8 +79,8 @@ pub(crate) struct Chosen {
 /// In which context a request is answered.
 #[derive(Debug, Clone)]
 pub(crate) enum InContext {
-    /// In its own.
-    Own(contexts::Place),
+    /// In its own; whether what other frontends have learned of late may be missing.
+    Own(contexts::Place, bool),
     /// In what the ensemble has learned otherwise: there was no room for its own.
     Common,
 }
@@ -138,7 +141,48 @@ impl Selections {
         let contexts = Contexts::new(contexts_bytes_max);
         let (learners, joins) = (BTreeMap::new(), BTreeMap::new());
         let state = State { learners, loads: 0, contexts, joins, bytes: 0, tickets: 0 };
-        Self { life, bytes_max, timeout, state: RefCell::new(state) }
+        Self { life, bytes_max, timeout, state: RefCell::new(state), wake: Notify::new() }
+    }
+
+    /// From now on contexts are exchanged with a store.
+    pub(crate) fn share(&self) {
+        self.state.borrow_mut().contexts.share();
+    }
+
+    /// Tells this life from all others.
+    #[must_use]
+    pub fn life(&self) -> u64 {
+        self.life
+    }
+
+    /// What is to be sent to the store; what became of it is told by [`Self::handle_exchanged`].
+    pub(crate) fn poll_batch(&self, now: Timestamp) -> Option<Arc<Batch>> {
+        self.state.borrow_mut().contexts.poll_batch(now)
+    }
+
+    /// When something may be to be sent; nothing is until [`Self::woken`] otherwise.
+    pub(crate) fn poll_timeout(&self) -> Option<Timestamp> {
+        self.state.borrow().contexts.poll_timeout()
+    }
+
+    /// Waits until something may be to be sent.
+    pub(crate) async fn woken(&self) {
+        self.wake.notified().await;
+    }
+
+    /// What became of a batch: what the store knows, of each context for which it does, or nothing.
+    pub(crate) fn handle_exchanged(&self, record: &Record, now: Timestamp, known: Option<Vec<Option<contexts::Read>>>) {
+        let contexts = &mut self.state.borrow_mut().contexts;
+        match known {
+            Some(known) => contexts.handle_exchanged(now, known),
+            None => contexts.handle_failed(now),
+        }
+        record.handle_contexts(&contexts.counts());
+    }
+
+    fn handle_used(&self, record: &Record, counts: &Counts) {
+        record.handle_contexts(counts);
+        self.wake.notify_one();
     }
 
     /// Whom a request for an ensemble asks, if its steps are models of one task; in its client's context, if it names
@@ -147,14 +191,17 @@ impl Selections {
         &self,
         record: &Record,
         (index, face): (usize, &Rc<Model>),
-        (client, context): (Client, Option<&Arc<str>>),
+        (now, client, context): (Timestamp, Client, Option<&Arc<str>>),
     ) -> Option<Chosen> {
         let (steps, selection) = selection_of(face)?;
         let State { learners, loads, contexts, .. } = &mut *self.state.borrow_mut();
         let mut fresh = || {
             *loads += 1;
             let (of, learner) = (Rc::clone(face), Learner::new(selection, steps.len()));
-            Learning { of, learner, kind: Kind { load: *loads, members: steps.len() } }
+            let block = learner.block().unwrap_or(1);
+            let key = format!("{}/{}:{:016x}", face.name, face.version, meaning(steps, selection, block));
+            let kind = Kind { load: *loads, key, members: steps.len(), block };
+            Learning { of, learner, kind: Arc::new(kind) }
         };
         let known = learners.entry(index).or_insert_with(&mut fresh);
         if !Rc::ptr_eq(&known.of, face) {
@@ -162,12 +209,14 @@ impl Selections {
         }
         let in_context = context.map(|name| {
             let begin = || Learner::new(selection, steps.len());
-            let selected = contexts.select(client, (&known.kind, name), begin);
-            record.handle_contexts(&contexts.counts());
+            let selected = contexts.select((now, client), (&known.kind, name), begin);
+            self.handle_used(record, &contexts.counts());
             selected
         });
         let (choice, context) = match in_context {
-            Some(Some((choice, place))) => (choice, Some(InContext::Own(place))),
+            Some(Some(contexts::Selected { choice, place, is_stale })) => {
+                (choice, Some(InContext::Own(place, is_stale)))
+            }
             Some(None) => (known.learner.select(), Some(InContext::Common)),
             None => (known.learner.select(), None),
         };
@@ -229,7 +278,7 @@ impl Selections {
         (selected, context): (&Selected, Option<InContext>),
     ) -> Option<u64> {
         let context = match context {
-            Some(InContext::Own(place)) => Some(place),
+            Some(InContext::Own(place, _)) => Some(place),
             Some(InContext::Common) | None => None,
         };
         let outputs = outputs_of(selection, face, rows);
@@ -327,7 +376,11 @@ impl Selections {
         let known = learners.get_mut(&index).filter(|known| known.is_of(face));
         let Some(Learning { learner, .. }) = known else { return Ok(FeedbackOutcome::Unknown) };
         let observed = match &join.context {
-            Some(place) => contexts.observe(place, (join.request, join.probability), &losses),
+            Some(place) => {
+                let observed = contexts.observe(now, place, (join.request, join.probability), &losses);
+                self.wake.notify_one();
+                observed
+            }
             None => learner.observe(join.request, join.probability, &losses),
         };
         match observed {
@@ -352,7 +405,8 @@ impl InContext {
     /// What its client is told.
     fn told(&self) -> &'static str {
         match self {
-            Self::Own(_) => "current",
+            Self::Own(_, false) => "current",
+            Self::Own(_, true) => "stale",
             Self::Common => "common",
         }
     }
@@ -502,6 +556,12 @@ impl Item {
 fn selection_of(face: &Model) -> Option<(&[EnsembleStep], &Selection)> {
     let ensemble = face.ensemble()?;
     Some((&ensemble.steps, ensemble.selection.as_ref()?))
+}
+
+/// What sums of losses mean, as a number (FNV-1a): whose they are, and how they came to be.
+fn meaning(steps: &[EnsembleStep], selection: &Selection, block: u64) -> u64 {
+    let text = format!("{} {block} {}", selection.policy.name(), names(steps).join(" "));
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn outputs_of(selection: &Selection, face: &Model, rows: usize) -> Outputs {

@@ -5,7 +5,9 @@ use repository::{Agreement, Learning, Policy, Selection};
 use super::*;
 use crate::selection::Sums;
 
-const KIND: Kind = Kind { load: 3, members: 2 };
+pub(super) fn kind() -> Arc<Kind> {
+    Arc::new(Kind { load: 3, key: "vote".to_owned(), members: 2, block: 10 })
+}
 
 fn learner() -> Learner {
     let policy = Policy::Exp4(Learning { eta: 0.5, exploration: 0.0, window: 80 });
@@ -19,11 +21,26 @@ fn named(name: impl ToString) -> Arc<str> {
 
 /// What one context takes, of a name of so many bytes.
 fn bytes(name: usize) -> usize {
-    bytes_of(&(0, "x".repeat(name).into()), &KIND)
+    bytes_of(&(0, "x".repeat(name).into()), &kind(), false)
+}
+
+/// The same where it is exchanged.
+pub(super) fn shared_bytes(name: usize) -> usize {
+    bytes_of(&(0, "x".repeat(name).into()), &kind(), true)
 }
 
 fn select(contexts: &mut Contexts<u32>, client: u32, name: impl ToString) -> Option<(Choice, Place)> {
-    contexts.select(client, (&KIND, &named(name)), learner)
+    let selected = contexts.select((Timestamp(0), client), (&kind(), &named(name)), learner)?;
+    Some((selected.choice, selected.place))
+}
+
+/// In a context that there is room for.
+pub(super) fn select_at(contexts: &mut Contexts<u32>, now: Timestamp, client: u32, name: impl ToString) -> Selected {
+    contexts.select((now, client), (&kind(), &named(name)), learner).unwrap()
+}
+
+fn observe(contexts: &mut Contexts<u32>, place: &Place, losses: [Option<f64>; 2]) -> Result<(), Unheard> {
+    contexts.observe(Timestamp(0), place, (0, 1.0), &losses)
 }
 
 #[test]
@@ -32,14 +49,14 @@ fn each_context_learns_by_itself() {
     let (choice, ann) = select(&mut contexts, 1, "ann").unwrap();
     let (_, bob) = select(&mut contexts, 2, "bob").unwrap();
     assert_eq!((choice.request, &choice.weights[..]), (0, &[0.5, 0.5][..]), "equal at first");
-    assert_eq!(contexts.observe(&ann, (0, 1.0), &[Some(1.0), Some(0.0)]), Ok(()));
-    assert_eq!(contexts.observe(&bob, (0, 1.0), &[Some(0.0), Some(1.0)]), Ok(()));
-    let weights = |contexts: &Contexts<u32>, name: &str| contexts.weights(&KIND, &named(name)).unwrap();
+    assert_eq!(observe(&mut contexts, &ann, [Some(1.0), Some(0.0)]), Ok(()));
+    assert_eq!(observe(&mut contexts, &bob, [Some(0.0), Some(1.0)]), Ok(()));
+    let weights = |contexts: &Contexts<u32>, name: &str| contexts.weights(&kind(), &named(name)).unwrap();
     let less = f64::exp(-0.5) / (1.0 + f64::exp(-0.5));
     assert!((weights(&contexts, "ann")[0] - less).abs() < 1e-12 && (weights(&contexts, "bob")[1] - less).abs() < 1e-12);
-    let other = Kind { load: 4, ..KIND };
+    let other = Kind { load: 4, ..(*kind()).clone() };
     assert_eq!(contexts.weights(&other, &named("ann")), None, "of another load nothing is known");
-    assert_eq!(contexts.observe(&ann, (7, 1.0), &[None, None]), Err(Unheard::NoLoss));
+    assert_eq!(contexts.observe(Timestamp(0), &ann, (7, 1.0), &[None, None]), Err(Unheard::NoLoss));
     // Whoever names it, it is the same context.
     let (choice, again) = select(&mut contexts, 2, "ann").unwrap();
     assert_eq!((choice.request, again), (1, ann));
@@ -53,7 +70,7 @@ fn contexts_draw_different_members_first() {
     let mut contexts = Contexts::new(1 << 24);
     let mut first = |name: u32| {
         let fresh = || Learner::new(&selection, 2);
-        contexts.select(0, (&KIND, &named(name)), fresh).unwrap().0.members[0]
+        contexts.select((Timestamp(0), 0), (&kind(), &named(name)), fresh).unwrap().choice.members[0]
     };
     let firsts: usize = (0..1_000).map(&mut first).sum();
     // A standard deviation is 16.
@@ -65,14 +82,14 @@ fn a_context_that_is_forgotten_hears_nothing_of_its_former_life() {
     let mut contexts = Contexts::new(bytes(1));
     let (_, before) = select(&mut contexts, 1, "a").unwrap();
     let (_, other) = select(&mut contexts, 1, "b").unwrap();
-    assert_eq!(contexts.observe(&before, (0, 1.0), &[Some(1.0), None]), Err(Unheard::Old));
-    assert_eq!(contexts.observe(&other, (0, 1.0), &[Some(1.0), None]), Ok(()));
+    assert_eq!(observe(&mut contexts, &before, [Some(1.0), None]), Err(Unheard::Old));
+    assert_eq!(observe(&mut contexts, &other, [Some(1.0), None]), Ok(()));
     select(&mut contexts, 1, "a").unwrap();
-    assert_eq!(contexts.observe(&before, (0, 1.0), &[Some(1.0), None]), Err(Unheard::Old), "it has begun anew");
-    assert_eq!(contexts.counts(), Counts { kept: 1, bytes: bytes(1), forgotten: 2, refused: 0 });
+    assert_eq!(observe(&mut contexts, &before, [Some(1.0), None]), Err(Unheard::Old), "it has begun anew");
+    assert_eq!(contexts.counts(), Counts { kept: 1, bytes: bytes(1), forgotten: 2, ..Counts::default() });
     // There is room for none that is larger.
     assert!(select(&mut contexts, 1, "too long").is_none());
-    assert_eq!(contexts.counts(), Counts { kept: 1, bytes: bytes(1), forgotten: 2, refused: 1 });
+    assert_eq!(contexts.counts(), Counts { kept: 1, bytes: bytes(1), forgotten: 2, refused: 1, ..Counts::default() });
 }
 
 #[test]
@@ -87,11 +104,11 @@ fn ten_thousand_contexts_a_second_of_one_client_are_nobody_elses_matter() {
     }
     assert_eq!(contexts.counts().kept, 100);
     for place in &others {
-        assert_eq!(contexts.observe(place, (0, 1.0), &[Some(1.0), Some(0.0)]), Ok(()), "{place:?}");
+        assert_eq!(observe(&mut contexts, place, [Some(1.0), Some(0.0)]), Ok(()), "{place:?}");
     }
     // The flood's own latest are there.
-    assert_eq!((0..10_000).filter(|at| contexts.weights(&KIND, &named(format!("{at:08}"))).is_some()).count(), 80);
-    assert!(contexts.weights(&KIND, &named("00009999")).is_some());
+    assert_eq!((0..10_000).filter(|at| contexts.weights(&kind(), &named(format!("{at:08}"))).is_some()).count(), 80);
+    assert!(contexts.weights(&kind(), &named("00009999")).is_some());
 }
 
 proptest! {

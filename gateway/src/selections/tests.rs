@@ -65,7 +65,7 @@ impl Bench {
         index: Option<usize>,
     ) -> Parameters {
         let context: Option<Arc<str>> = context.map(Into::into);
-        let asker = (ME, context.as_ref());
+        let asker = (Timestamp(now * 1_000_000), ME, context.as_ref());
         let Chosen { choice, context } = self.selections.choose(&self.record, (0, &self.face), asker).unwrap();
         let (counted, confidence) = (vec![0], 1.0);
         let (is_doubted, is_default, in_vain) = (false, false, Vec::new());

@@ -217,7 +217,7 @@ impl Service {
             let room = Box::new(Between(charge.clone(), self.pool.clone()));
             let known = self.answers().known_to(charge);
             let client = Some(charge.account().id().into());
-            let asker = (arrival.asker.client, terms.context());
+            let asker = (self.desk.now(), arrival.asker.client, terms.context());
             let chosen = self.selections.choose(&self.record, (index, &model), asker);
             let (choice, context) = chosen.map_or((None, None), |chosen| (Some(chosen.choice), chosen.context));
             let mirrored = Mirrored::of(choice.as_ref(), (index, &model), terms.application(), &inputs, charge);

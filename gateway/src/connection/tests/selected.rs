@@ -21,6 +21,8 @@ use crate::{
         },
         infer_parameter::ParameterChoice,
     },
+    config::RedisUrl,
+    redis::{Redis, tests as redis},
 };
 
 const DOUBLED: Fate = Fate::Answer(AnswerStatus::Done, "\x02\x04\x06\x08");
@@ -512,6 +514,65 @@ fn a_request_names_its_context_over_both_protocols() {
             assert_eq!(heard.status, 400, "{heard:?}");
             let error = heard.json()["error"].as_str().unwrap().to_owned();
             assert!(error.starts_with("parameters.context: found ") && error.ends_with("1 to 64 bytes"), "{error}");
+        }
+    });
+}
+
+/// Asks in a context once a second has gone by, and tells what was known of it.
+async fn state_of(stream: &mut TcpStream, peer: &Peer, ms: i64) -> Value {
+    peer.clock.set(peer.clock.get() + Span::from_millis(ms));
+    told(&ask(stream, &vote_of(r#""context":"ann""#)).await).0["context_state"].clone()
+}
+
+#[test]
+fn no_request_waits_for_a_redis() {
+    let Some(mut server) = redis::Server::start(&[]) else { return };
+    let config = redis::config(server.url(""), 10_000);
+    with(ensemble(learning(), None, 0.0), async |address, peer| {
+        let exchanging = Rc::clone(&peer);
+        let store = Redis::start(&config, &peer.server.service.selections).unwrap();
+        tokio::task::spawn_local(async move { store.run(&exchanging.server.service).await });
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        assert_eq!(state_of(&mut stream, &peer, 0).await, json!("stale"), "it has not been asked yet");
+        while state_of(&mut stream, &peer, 10).await != json!("current") {}
+        peer.fates.borrow_mut().extend([OTHER, DOUBLED, DOUBLED]);
+        let (parameters, _) = told(&ask(&mut stream, &vote_of(r#""context":"ann""#)).await);
+        let heard = ask(&mut stream, &feedback_of(&[right(&parameters["feedback"], 3)])).await;
+        assert_eq!(outcomes(&heard), ["counted"]);
+        let taken = r#"downbeat_selection_context_updates_total{outcome="told"}"#;
+        while metric_now(&mut stream, &peer, taken).await != Some(3.0) {
+            tokio::task::yield_now().await;
+        }
+        server.kill();
+        let silent = "downbeat_selection_context_store_silent";
+        while metric_now(&mut stream, &peer, silent).await != Some(1.0) {
+            state_of(&mut stream, &peer, 1_000).await;
+        }
+        assert_eq!(state_of(&mut stream, &peer, 1_000).await, json!("stale"), "it is told, and answered");
+        peer.fates.borrow_mut().extend([OTHER, DOUBLED, DOUBLED]);
+        let (parameters, _) = told(&ask(&mut stream, &vote_of(r#""context":"ann""#)).await);
+        let part = f64::exp(-0.5) / (f64::exp(-0.5) + 2.0);
+        assert!((parameters["confidence"].as_f64().unwrap() - (1.0 - part)).abs() < 1e-9, "by what was known last");
+        server.run();
+        while state_of(&mut stream, &peer, 1_000).await != json!("current") {}
+        assert_eq!(metric_now(&mut stream, &peer, silent).await, Some(0.0));
+    });
+}
+
+#[test]
+fn a_redis_that_never_answers_holds_up_nobody() {
+    // Longer than the test may take: whoever waited for it would be seen to.
+    let config = redis::config(RedisUrl(format!("redis://{}", redis::pretend(b""))), 3_600_000);
+    with(ensemble(learning(), None, 0.0), async |address, peer| {
+        let exchanging = Rc::clone(&peer);
+        let store = Redis::start(&config, &peer.server.service.selections).unwrap();
+        tokio::task::spawn_local(async move { store.run(&exchanging.server.service).await });
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        for _ in 0..20 {
+            let (parameters, _) = told(&ask(&mut stream, &vote_of(r#""context":"ann""#)).await);
+            assert_eq!(parameters["context_state"], json!("stale"));
+            let heard = ask(&mut stream, &feedback_of(&[right(&parameters["feedback"], 3)])).await;
+            assert_eq!(outcomes(&heard), ["counted"]);
         }
     });
 }
