@@ -34,7 +34,7 @@ use proto::{
 };
 use transport::{
     Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, NetworkConfig, ROCE_PORT, Region,
-    RegionKey, random_loopback,
+    random_loopback,
 };
 
 #[cfg(feature = "cuda")]
@@ -79,7 +79,6 @@ struct Cluster {
     standby: Option<Standby>,
     frontend: Endpoint,
     arena: Region,
-    arena_key: RegionKey,
     /// The backend's connections to both.
     to_backend: Option<ConnectionId>,
     link: Option<ConnectionId>,
@@ -110,9 +109,8 @@ impl Cluster {
     ) -> Self {
         let clock = Clock::start();
         let scheduler = endpoint(random_loopback());
-        let mut frontend = endpoint(random_loopback());
+        let frontend = endpoint(random_loopback());
         let arena = Region::allocate(GUARDS_AT + SLOTS * GUARD_BYTES).unwrap();
-        let arena_key = frontend.register(&arena, Access { remote_read: true, remote_write: true }).unwrap();
         let mut config = Config {
             scheduler: scheduler.listen_address().map(Address::from),
             schedulers: vec![],
@@ -157,7 +155,6 @@ impl Cluster {
             standby,
             frontend,
             arena,
-            arena_key,
             to_backend: None,
             link: None,
             hello: None,
@@ -269,14 +266,18 @@ impl Cluster {
                 let hello: LinkHello = wincode::deserialize(&hello).unwrap();
                 assert_eq!((hello.backend, hello.frontend), (BackendId(10 + self.joins), FRONTEND));
                 assert_eq!((hello.epoch, hello.pass), (CLAIM.epoch, PASS));
-                let welcome = LinkWelcome {
-                    arena_address: self.arena_key.address,
-                    arena_bytes: self.arena.len() as u64,
-                    arena_rkey: self.arena_key.rkey,
-                    guards_offset: GUARDS_AT as u64,
-                    guards_rkey: self.arena_key.rkey,
-                };
-                self.frontend.accept(self.clock.now(), connection, wincode::serialize(&welcome).unwrap());
+                // As over a device without windows.
+                let arena = (&self.arena, Access { remote_read: true, remote_write: true });
+                self.frontend.accept_opening(self.clock.now(), connection, arena, |key| {
+                    let welcome = LinkWelcome {
+                        arena_address: key.address,
+                        arena_bytes: self.arena.len() as u64,
+                        arena_rkey: key.rkey,
+                        guards_offset: GUARDS_AT as u64,
+                        guards_rkey: key.rkey,
+                    };
+                    wincode::serialize(&welcome).unwrap()
+                });
                 self.link = Some(connection);
             }
             Event::Immediate { immediate, bytes, .. } => self.take(ImmediateData::unpack(immediate), bytes as usize),

@@ -33,7 +33,10 @@ use super::{
     network::{ARENA_ADDRESS, Network},
     oracle::Violation,
 };
-use crate::node::{Life, Node};
+use crate::{
+    node::{Life, Node},
+    scheduler::encode,
+};
 use graphs::{Ended, Graphs};
 
 /// Small, so that slots are reused soon.
@@ -378,7 +381,7 @@ impl FrontendNode {
             }
             Output::Accept { connection, welcome } => {
                 env.trace(node, || format!("accepts a backend on {}", connection.0));
-                env.accept(connection, welcome);
+                env.accept(connection, encode(&welcome));
             }
             Output::Refuse { connection, reason } => {
                 env.trace(node, || format!("refuses a backend on {}: {reason}", connection.0));

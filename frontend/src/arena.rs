@@ -49,7 +49,7 @@ pub trait Arena {
     /// Copies out at `offset`.
     fn read(&self, offset: usize, into: &mut [u8]);
     /// Opens these inputs and the places of these answers to whoever is told the key that comes of it, which is never
-    /// used twice; [`SlotDescriptor::NO_KEY`] if backends that are linked reach all of the arena.
+    /// used twice; [`SlotDescriptor::NO_KEY`] if links have keys, which open all of the arena.
     fn open(&self, inputs: Range<usize>, answers: Range<usize>) -> u32;
     /// Has such a key open nothing any more.
     fn close(&self, key: u32);

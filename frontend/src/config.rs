@@ -26,6 +26,8 @@ pub struct Config {
     pub arena_bytes: Option<usize>,
     /// Backends linked at once.
     pub links_max: usize,
+    /// Whether slots have no keys of their own, as on verbs devices; false but in tests.
+    pub is_windowless: bool,
     /// The network, and the cluster's secret.
     pub network: NetworkConfig,
 }
@@ -42,6 +44,7 @@ impl Config {
             link: None,
             arena_bytes: None,
             links_max: LINKS_MAX,
+            is_windowless: false,
             network: NetworkConfig::new(secret),
         }
     }

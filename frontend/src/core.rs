@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use member::{Membership, encode};
 use proto::{
-    BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, SlotDescriptor, TaskId, Timestamp, Wait,
+    BackendId, ChangeId, Claim, FrontendId, LinkId, LinkPass, TaskId, Timestamp, Wait,
     backend_to_frontend::{LinkHello, LinkWelcome},
     brought::{Brought, CONFIG_BYTES_MAX},
     frame::read_frame,
@@ -57,7 +57,7 @@ const NO_SCHEDULER: &str = "this frontend has no scheduler now";
 pub struct CoreConfig {
     /// Length of the arena.
     pub arena_bytes: usize,
-    /// Where the arena is for backends; where its guards are is known once it is laid out.
+    /// Where the arena is for backends that are linked; where its guards are is known once it is laid out.
     pub arena: LinkWelcome,
     /// How operators call this frontend.
     pub name: String,
@@ -85,8 +85,8 @@ pub enum Output {
     Accept {
         /// Its connection.
         connection: ConnectionId,
-        /// An encoded [`LinkWelcome`].
-        welcome: Vec<u8>,
+        /// What it is told; where slots have no keys of their own, with a key that opens the arena to it alone.
+        welcome: LinkWelcome,
     },
     /// Refuse a backend.
     Refuse {
@@ -522,11 +522,8 @@ impl Core {
 
     /// Opens the slots' guards to backends: before the first of them links.
     pub fn open_guards(&mut self, memory: &dyn Arena) {
-        let LinkWelcome { arena_bytes, arena_rkey, guards_offset, guards_rkey, .. } = &mut self.config.arena;
-        *guards_rkey = match memory.open(*guards_offset as usize..*arena_bytes as usize, 0..0) {
-            SlotDescriptor::NO_KEY => *arena_rkey,
-            key => key,
-        };
+        let LinkWelcome { arena_bytes, guards_offset, guards_rkey, .. } = &mut self.config.arena;
+        *guards_rkey = memory.open(*guards_offset as usize..*arena_bytes as usize, 0..0);
     }
 
     /// Takes in what happened on the transport.
@@ -543,12 +540,8 @@ impl Core {
                 }
             }
             Event::Disconnected { connection, reason } => self.on_disconnected(now, connection, &reason.text),
-            // The slots' region is the only one; backends that come again are told the key as it is now.
-            Event::KeyChanged { rkey, .. } => {
-                (self.config.arena.arena_rkey, self.config.arena.guards_rkey) = (rkey, rkey);
-            }
-            // A frontend posts neither.
-            Event::ReadDone { .. } | Event::WriteDone { .. } => {}
+            // A frontend posts neither, and what it opens is opened to single links.
+            Event::ReadDone { .. } | Event::WriteDone { .. } | Event::KeyChanged { .. } => {}
         }
         self.settle(now);
     }
@@ -812,7 +805,7 @@ impl Core {
         self.outputs.extend(former.map(|(&connection, _)| Output::Disconnect { connection }));
         self.models.renew_loads();
         self.links.insert(connection, (hello.backend, hello.link));
-        self.outputs.push_back(Output::Accept { connection, welcome: encode(&self.config.arena) });
+        self.outputs.push_back(Output::Accept { connection, welcome: self.config.arena.clone() });
     }
 
     fn refuse(&mut self, connection: ConnectionId, reason: &str) {

@@ -12,13 +12,14 @@ use std::{
     rc::Rc,
 };
 
+use member::encode;
 use proto::{Brought, ModelThreadId, SlotDescriptor, Timestamp, backend_to_frontend::LinkWelcome, turns::TurnWatch};
 use repository::{Repository, Source, Store};
 use thiserror::Error;
 use tokio::runtime::LocalOptions;
 use transport::{
     Access, Address, Arm, CONNECTIONS_MAX, Clock, ConnectionId, Endpoint, EndpointConfig, Memory, MemoryWindow,
-    MemoryWindows, OpenError, OwnAddress, PostError, Region,
+    MemoryWindows, OpenError, OwnAddress, PostError, REGIONS_MAX, Region, RegionKey,
 };
 
 use crate::{
@@ -67,6 +68,8 @@ pub enum FrontendError {
 /// A frontend that is ready to run: its sockets are open. It belongs to one thread.
 pub struct Frontend {
     endpoint: Endpoint,
+    /// The arena, where slots have no keys of their own: it is opened to each link.
+    unwindowed: Option<Region>,
     schedulers: Vec<Address>,
     repository: PathBuf,
     store: Option<Store>,
@@ -142,6 +145,7 @@ impl Frontend {
         let region = Region::allocate(bytes).map_err(|cause| FrontendError::Memory { bytes, cause })?;
         let endpoint = EndpointConfig {
             connections_max: connections_max(config.links_max, schedulers.len()),
+            is_windowless: config.is_windowless,
             ..EndpointConfig::over(arm)
                 .with_name("frontend", &config.network.member_name())
                 .with_secrets(secrets)
@@ -149,9 +153,10 @@ impl Frontend {
                 .listening(link)
         };
         let mut endpoint = Endpoint::open(endpoint)?;
-        // Slots have keys of their own where that can be; all else of the arena is nobody's then.
-        let is_open = !endpoint.has_windows();
-        let key = endpoint.register(&region, Access { remote_read: is_open, remote_write: is_open })?;
+        check_links_max(config.links_max, endpoint.has_windows())?;
+        // Slots have keys of their own where that can be, else links have; this one is nobody's. It shows that memory
+        // can be registered, and has it in place before anybody waits for a link.
+        let key = endpoint.register(&region, Access::default())?;
         let windows = endpoint.windows(&key);
         let link = endpoint.listen_address().expect("it was told to listen");
         let name = config.network.member_name();
@@ -161,7 +166,7 @@ impl Frontend {
             arena: LinkWelcome {
                 arena_address: key.address,
                 arena_bytes: bytes as u64,
-                arena_rkey: if is_open { key.rkey } else { SlotDescriptor::NO_KEY },
+                arena_rkey: SlotDescriptor::NO_KEY,
                 guards_offset: 0,
                 guards_rkey: SlotDescriptor::NO_KEY,
             },
@@ -175,12 +180,13 @@ impl Frontend {
         models.extend(ensembles);
         let mut core = Core::new(core, models)?;
         refused.into_iter().for_each(|refused| core.handle_refused(refused));
+        let unwindowed = windows.is_none().then(|| region.clone());
         let memory = Registered { region, windows };
         core.open_guards(&memory);
         let clock = Clock::start();
         let desk = Desk::new(core, Box::new(memory), Box::new(move || clock.now()), observer);
         let repository = config.repository.clone();
-        Ok(Self { endpoint, schedulers, repository, store, clock, desk, unsent: BTreeMap::new() })
+        Ok(Self { endpoint, unwindowed, schedulers, repository, store, clock, desk, unsent: BTreeMap::new() })
     }
 
     /// Where files that loads bring along are kept, if they are taken.
@@ -266,7 +272,7 @@ impl Frontend {
                 let connection = self.endpoint.connect(now, address, hello);
                 self.desk.handle_connecting(to, connection);
             }
-            Output::Accept { connection, welcome } => self.endpoint.accept(now, connection, welcome),
+            Output::Accept { connection, welcome } => self.accept(now, connection, welcome),
             Output::Refuse { connection, reason } => self.endpoint.refuse(now, connection, &reason),
             Output::Disconnect { connection } => self.endpoint.disconnect(connection),
             Output::Send { connection, frame } => {
@@ -276,6 +282,15 @@ impl Frontend {
             Output::ReadModel { name, brought } => self.read_model(name, brought),
             Output::Reply { .. } | Output::ModelChanged { .. } => unreachable!("the desk hands answers out"),
         }
+    }
+
+    /// Over a device without windows a backend is told a key of its own, which opens the arena over its link.
+    fn accept(&mut self, now: Timestamp, connection: ConnectionId, welcome: LinkWelcome) {
+        let Some(arena) = &self.unwindowed else { return self.endpoint.accept(now, connection, encode(&welcome)) };
+        let access = Access { remote_read: true, remote_write: true };
+        self.endpoint.accept_opening(now, connection, (arena, access), |RegionKey { address, rkey, .. }| {
+            encode(&LinkWelcome { arena_address: address, arena_rkey: rkey, guards_rkey: rkey, ..welcome })
+        });
     }
 
     /// Files can be slow; others of this thread must not wait for them.
@@ -307,6 +322,16 @@ impl Frontend {
             false
         });
     }
+}
+
+/// Where slots have no keys of their own each link takes a registration, beside the arena's own.
+fn check_links_max(found: usize, has_windows: bool) -> Result<(), FrontendError> {
+    const MOST: usize = REGIONS_MAX - 1;
+    if has_windows || found <= MOST {
+        return Ok(());
+    }
+    let expected = format!("at most {MOST} on a verbs device");
+    Err(FrontendError::Config(format!("links_max: found {found}, expected {expected}")))
 }
 
 /// Connections at once: a scheduler is one more than the links, and so is each of its ModelThreads. Of many schedulers
@@ -365,6 +390,13 @@ mod tests {
             let error = Frontend::open(&config, Rc::new(())).err().expect("it is wrong").to_string();
             assert_eq!(error, expected);
         }
+    }
+
+    #[test]
+    fn without_windows_links_are_as_many_as_registrations() {
+        assert!(check_links_max(1023, false).is_ok() && check_links_max(3000, true).is_ok());
+        let error = check_links_max(1024, false).unwrap_err().to_string();
+        assert_eq!(error, "links_max: found 1024, expected at most 1023 on a verbs device");
     }
 
     #[test]

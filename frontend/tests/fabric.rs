@@ -19,6 +19,7 @@ use proto::{
 use repository::{DataType, emulated::digest};
 use transport::{
     Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, Transfer,
+    TransferError,
 };
 use zerocopy::IntoBytes as _;
 
@@ -43,6 +44,10 @@ enum Fault {
     LoseScheduler,
     /// The backend stalls; it is fenced off and its tasks run again at another.
     Fence,
+    /// Another backend has learned the key that this one was told, and uses it.
+    Borrow,
+    /// The backend's link ends, and it uses the key that it was told for that one over the next.
+    Outlive,
 }
 
 /// A scheduler and a backend on one thread.
@@ -59,6 +64,9 @@ struct Fabric {
     backends: u32,
     link: Option<(ConnectionId, LinkWelcome)>,
     fault: Option<Fault>,
+    /// What the next link tries its hand with, and which one does.
+    stolen: Option<LinkWelcome>,
+    thief: Option<ConnectionId>,
     /// Tasks without an answer, and how often each was fenced.
     tasks: BTreeMap<TaskId, (SlotDescriptor, u16)>,
     /// The task whose input is being read: one at a time.
@@ -87,6 +95,8 @@ impl Fabric {
             backends: 0,
             link: None,
             fault: None,
+            stolen: None,
+            thief: None,
             tasks: BTreeMap::new(),
             running: None,
         };
@@ -201,6 +211,33 @@ impl Fabric {
                 self.tasks.clear();
                 self.scheduler.disconnect(connection);
             }
+            Some(fault @ (Fault::Borrow | Fault::Outlive)) => {
+                let (connection, welcome) = self.link.as_ref().expect("it has read");
+                self.stolen = Some(welcome.clone());
+                if fault == Fault::Outlive {
+                    self.backend.disconnect(*connection);
+                }
+                self.connect_backend();
+            }
+        }
+    }
+
+    /// READs the arena over a link that was told another key.
+    fn steal(&mut self, connection: ConnectionId, stolen: &LinkWelcome) {
+        let LinkWelcome { arena_address: remote_address, arena_rkey: rkey, .. } = *stolen;
+        let bytes = INPUT_BYTES;
+        let transfer = Transfer { token: 0, lkey: self.key.lkey, local_offset: 0, remote_address, rkey, bytes };
+        self.backend.read(connection, transfer).unwrap();
+        self.thief = Some(connection);
+    }
+
+    /// Whoever still has a link answers; else one comes that has done nothing wrong.
+    fn on_theft_refused(&mut self) {
+        self.thief = None;
+        if self.link.is_some() {
+            self.answer();
+        } else {
+            self.connect_backend();
         }
     }
 
@@ -210,20 +247,29 @@ impl Fabric {
         let _ = self.scheduler.send(*connection, &wincode::serialize(message).unwrap());
     }
 
+    fn on_linked(&mut self, connection: ConnectionId, welcome: &[u8]) {
+        self.link = Some((connection, wincode::deserialize(welcome).unwrap()));
+        self.tell(&SchedulerToFrontend::Model {
+            model_thread: ModelThreadId(0),
+            model: ModelId(0),
+            name: "m".to_owned(),
+            version: "1".to_owned(),
+            gpus: 1,
+            least_latency: Span::from_millis(1),
+            batching: Span::ZERO,
+            network: NetworkTimes::default(),
+        });
+    }
+
     fn on_backend_event(&mut self, event: Event) {
         match event {
-            Event::Connected { connection, welcome } => {
-                self.link = Some((connection, wincode::deserialize(&welcome).unwrap()));
-                self.tell(&SchedulerToFrontend::Model {
-                    model_thread: ModelThreadId(0),
-                    model: ModelId(0),
-                    name: "m".to_owned(),
-                    version: "1".to_owned(),
-                    gpus: 1,
-                    least_latency: Span::from_millis(1),
-                    batching: Span::ZERO,
-                    network: NetworkTimes::default(),
-                });
+            Event::Connected { connection, welcome } => match self.stolen.take() {
+                Some(stolen) => self.steal(connection, &stolen),
+                None => self.on_linked(connection, &welcome),
+            },
+            Event::ReadDone { connection, result, .. } if self.thief == Some(connection) => {
+                assert_eq!(result, Err(TransferError::RemoteAccess));
+                self.on_theft_refused();
             }
             Event::ReadDone { result: Ok(()), .. } => self.on_read(),
             Event::WriteDone { result: Ok(()), token, .. } => {
@@ -285,14 +331,19 @@ impl Fabric {
             lkey: self.key.lkey,
             local_offset: local,
             remote_address: welcome.arena_address + remote,
-            rkey: slot.key,
+            rkey: if slot.key == SlotDescriptor::NO_KEY { welcome.arena_rkey } else { slot.key },
             bytes,
         }
     }
 }
 
-/// Runs a test with a client whose model is ready.
-fn with_fabric(test: impl AsyncFnOnce(&Client, &Sender<Fault>)) {
+/// Runs a test with a client whose model is ready: once with keys of slots, once as over a device that has none.
+fn with_fabric(test: impl AsyncFn(&Client, &Sender<Fault>)) {
+    with_one(false, &test);
+    with_one(true, &test);
+}
+
+fn with_one(is_windowless: bool, test: impl AsyncFnOnce(&Client, &Sender<Fault>)) {
     let repository = tempfile::tempdir().unwrap();
     fs::create_dir(repository.path().join("m")).unwrap();
     fs::write(repository.path().join("m/config.pbtxt"), CONFIG).unwrap();
@@ -303,7 +354,7 @@ fn with_fabric(test: impl AsyncFnOnce(&Client, &Sender<Fault>)) {
         opened.send(address).unwrap();
         fabric.run(&received);
     });
-    let config = Config::new(address.recv().unwrap(), SECRET, repository.path());
+    let config = Config { is_windowless, ..Config::new(address.recv().unwrap(), SECRET, repository.path()) };
     let client = Client::start(config).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -384,4 +435,20 @@ fn a_fenced_backends_tasks_run_again_elsewhere() {
         }
         panic!("no request was answered by the second backend");
     });
+}
+
+/// Without windows a backend's key opens the arena over its own link, while that lasts.
+#[test]
+fn without_windows_a_key_is_its_links_alone() {
+    for theft in [Fault::Borrow, Fault::Outlive] {
+        with_one(true, async |client, faults| {
+            is_served(client, 1, 1).await;
+            faults.send(theft).unwrap();
+            for number in 2..10 {
+                let (request, digests) = request(2, number);
+                let inferred = client.infer(request).await.unwrap();
+                assert_eq!(&inferred.outputs[0].data[..], &digests[..]);
+            }
+        });
+    }
 }

@@ -170,6 +170,7 @@ impl Config {
             link: self.link.clone(),
             arena_bytes: self.arena_bytes,
             links_max: self.links_max,
+            is_windowless: false,
             network: self.network.clone(),
         })
     }
@@ -198,8 +199,9 @@ impl Config {
 
 impl From<frontend::Config> for Config {
     fn from(frontend: frontend::Config) -> Self {
-        let frontend::Config { schedulers, repository, strict, load_files, link, arena_bytes, links_max, network } =
-            frontend;
+        let frontend::Config {
+            schedulers, repository, strict, load_files, link, arena_bytes, links_max, network, ..
+        } = frontend;
         let (scheduler, schedulers) = match &schedulers[..] {
             [scheduler] => (Some(scheduler.clone()), Vec::new()),
             _ => (None, schedulers),

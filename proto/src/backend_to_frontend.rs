@@ -73,7 +73,8 @@ pub struct LinkWelcome {
     pub arena_address: u64,
     /// Length of the arena in bytes.
     pub arena_bytes: u64,
-    /// Remote key of slots without one of their own: it covers the arena and nothing else. Of no use if all have one.
+    /// Remote key of slots without one of their own: it covers the arena and nothing else, over this link alone and as
+    /// long as that lasts. [`SlotDescriptor::NO_KEY`](crate::SlotDescriptor::NO_KEY) if all have one.
     pub arena_rkey: u32,
     /// Where in the arena the slots' guards are, in bytes: one word for each slot, in the order of their numbers.
     pub guards_offset: u64,

@@ -109,7 +109,7 @@ impl Access {
 }
 
 /// Groups regions and queue pairs that belong together (IBTA 10.2.3); chosen by the caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct ProtectionDomain(pub u32);
 
 /// How a region is registered. From an [`Access`]: in protection domain 0, at an address chosen by us.

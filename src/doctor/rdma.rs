@@ -8,6 +8,8 @@ use super::host::{Host, Limits};
 use crate::doctor::finding::{Finding, REGISTERED_BYTES_USUAL};
 
 const CLASS: &str = "/sys/class/infiniband";
+/// A frontend registers its slots once more for each backend that is linked, here eight.
+const LOCKED_BYTES_USUAL: u64 = 9 * REGISTERED_BYTES_USUAL / 2;
 /// Headers that a RoCEv2 packet carries beside its payload: 40 IPv6, 8 UDP, 12 BTH, 28 the longest extended header,
 /// 4 XRC, 4 ICRC. The path MTU must leave room for them (as Linux's `iboe_get_mtu` does).
 const HEADERS_BYTES: i64 = 96;
@@ -228,11 +230,12 @@ fn access(host: &Host, wanted: &ArmName) -> Vec<Finding> {
     vec![node, library]
 }
 
-/// Memory that a device reaches is pinned, and the usual limit of 8 MiB is less than one arena.
+/// Memory that a device reaches is pinned, as often as it is registered, and the usual limit of 8 MiB is less than one
+/// arena.
 pub(super) fn memlock(host: &Host, devices: &[Device], limits: &Limits, wanted: &ArmName) -> Finding {
     let subject = "RLIMIT_MEMLOCK";
     let found = limits.memlock_bytes.map_or("unlimited".into(), |bytes| format!("{} MiB", bytes >> 20));
-    if limits.memlock_bytes.is_none_or(|bytes| bytes >= REGISTERED_BYTES_USUAL) {
+    if limits.memlock_bytes.is_none_or(|bytes| bytes >= LOCKED_BYTES_USUAL) {
         return Finding::ok(subject, found);
     }
     if may_pin_without_limit(host) {

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 
 use proto::{Timestamp, frame::FRAME_BYTES_MAX};
 use soft_roce::{
-    Completion, CompletionOpcode, Operation, PathMtu, Psn, QueuePairNumber, RecvRequest, Remote, Segment, SendRequest,
-    Status,
+    Completion, CompletionOpcode, Operation, PathMtu, ProtectionDomain, Psn, QueuePairNumber, RecvRequest, Remote,
+    Segment, SendRequest, Status,
 };
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     device::Device,
     error::{ChannelError, WorkRequestError},
     limits::WORK_MAX,
+    opening::Opening,
     patience::Patience,
     reads::{Piece, Reads},
     region::Region,
@@ -79,6 +80,8 @@ pub(crate) struct Channel {
     psn: Psn,
     memory: Region,
     key: RegionKey,
+    /// What the peer alone reaches, if anything.
+    opening: Option<Opening>,
     credits: Credits,
     ring: Ring,
     waiting: VecDeque<Work>,
@@ -108,10 +111,37 @@ impl Channel {
     /// # Errors
     /// One line if the system or the device has no room for it.
     pub(crate) fn create(device: &mut Device, id: ConnectionId) -> Result<Self, ChannelError> {
+        Self::create_in(device, id, ProtectionDomain::default())
+    }
+
+    /// The same, whose peer alone reaches a region, by the key that comes of it.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(crate) fn create_opening(
+        device: &mut Device,
+        id: ConnectionId,
+        region: &Region,
+        access: Access,
+    ) -> Result<(Self, RegionKey), ChannelError> {
+        let opening = Opening::open(device, region, access)?;
+        match Self::create_in(device, id, opening.domain()) {
+            Ok(channel) => {
+                let key = opening.key();
+                Ok((Self { opening: Some(opening), ..channel }, key))
+            }
+            Err(error) => {
+                opening.close(device);
+                Err(error)
+            }
+        }
+    }
+
+    fn create_in(device: &mut Device, id: ConnectionId, domain: ProtectionDomain) -> Result<Self, ChannelError> {
         let memory =
             Region::allocate(MEMORY_BYTES).map_err(|cause| ChannelError::Memory { bytes: MEMORY_BYTES, cause })?;
-        let key = device.register(&memory, Access::default()).map_err(ChannelError::Register)?;
-        let number = device.create_queue_pair().map_err(|error| {
+        let key = device.register(&memory, Access::default(), domain).map_err(ChannelError::Register)?;
+        let number = device.create_queue_pair(domain).map_err(|error| {
             device.deregister(key.lkey);
             ChannelError::Create(error)
         })?;
@@ -121,6 +151,7 @@ impl Channel {
             psn: device.random_psn(),
             memory,
             key,
+            opening: None,
             credits: Credits::new(RECEIVE_DEPTH, 0),
             ring: Ring::new(RING_BYTES),
             waiting: VecDeque::new(),
@@ -145,6 +176,11 @@ impl Channel {
     /// The queue pair's number, for the peer and for completions.
     pub(crate) fn number(&self) -> QueuePairNumber {
         self.number
+    }
+
+    /// Whether its peer reaches a region that is registered for it.
+    pub(crate) fn has_opening(&self) -> bool {
+        self.opening.is_some()
     }
 
     /// The PSN of the first packet that we will send, for the peer.
@@ -396,6 +432,9 @@ impl Channel {
     fn release(&self, device: &mut Device) {
         device.destroy_queue_pair(self.number);
         device.deregister(self.key.lkey);
+        if let Some(opening) = &self.opening {
+            opening.close(device);
+        }
     }
 
     fn post_send(&mut self, device: &mut Device, operation: Operation, posted: Posted) -> Result<(), WorkRequestError> {

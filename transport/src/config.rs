@@ -210,6 +210,8 @@ pub struct EndpointConfig {
     pub read_budget_bytes: usize,
     /// What is to be sent waits so long for a credit until its peer is lost; [`CREDIT_MAX`] but in tests.
     pub credit_wait: Span,
+    /// Whether there are no memory windows, as on verbs devices; false but in tests.
+    pub is_windowless: bool,
 }
 
 impl Default for EndpointConfig {
@@ -234,7 +236,18 @@ impl EndpointConfig {
         let credit_wait = CREDIT_MAX;
         let (connections_max, read_budget_bytes) = (256, 0);
         let (listen, name, tls) = (None, PeerName::NONE, None);
-        Self { arm, listen, secrets, name, release, tls, connections_max, read_budget_bytes, credit_wait }
+        Self {
+            arm,
+            listen,
+            secrets,
+            name,
+            release,
+            tls,
+            connections_max,
+            read_budget_bytes,
+            credit_wait,
+            is_windowless: false,
+        }
     }
 
     /// The same, and listens there (TCP).

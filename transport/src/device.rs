@@ -19,7 +19,7 @@ use std::{
 pub(crate) use soft::{READ_BYTES_MAX, Soft};
 
 use proto::Timestamp;
-use soft_roce::{Completion, MemoryWindows, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
+use soft_roce::{Completion, MemoryWindows, PathMtu, ProtectionDomain, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use crate::{
     Access, Arm, Region, RegionKey,
@@ -130,12 +130,30 @@ impl Device {
         }
     }
 
-    /// Registers a region; our own queue pairs may always fill it.
+    /// Begins a protection domain beside that of all else, which is the default.
     ///
     /// # Errors
     /// One line that names the limit that is reached.
-    pub(crate) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
-        each!(self, device => device.register(region, access))
+    pub(crate) fn open_domain(&mut self) -> Result<ProtectionDomain, RegisterError> {
+        each!(self, device => device.open_domain())
+    }
+
+    /// Ends such a protection domain. No region and no queue pair of it may be left.
+    pub(crate) fn close_domain(&mut self, domain: ProtectionDomain) {
+        each!(self, device => device.close_domain(domain))
+    }
+
+    /// Registers a region, for queue pairs of this protection domain alone; they may always fill it.
+    ///
+    /// # Errors
+    /// One line that names the limit that is reached.
+    pub(crate) fn register(
+        &mut self,
+        region: &Region,
+        access: Access,
+        domain: ProtectionDomain,
+    ) -> Result<RegionKey, RegisterError> {
+        each!(self, device => device.register(region, access, domain))
     }
 
     /// To bind windows to a region, if this arm has windows.
@@ -151,7 +169,7 @@ impl Device {
         each!(self, device => device.register_device_memory(memory))
     }
 
-    /// Takes a region back. No queue pair that uses it may be left.
+    /// Takes a region back: its keys open nothing any more. No queue pair that uses it may be left.
     pub(crate) fn deregister(&mut self, lkey: u32) {
         each!(self, device => device.deregister(lkey))
     }
@@ -174,12 +192,15 @@ impl Device {
         each!(self, device => device.path_mtu(peer))
     }
 
-    /// A queue pair that takes receives.
+    /// A queue pair of this protection domain that takes receives.
     ///
     /// # Errors
     /// One line that names the limit that is reached.
-    pub(crate) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
-        each!(self, device => device.create_queue_pair())
+    pub(crate) fn create_queue_pair(
+        &mut self,
+        domain: ProtectionDomain,
+    ) -> Result<QueuePairNumber, CreateQueuePairError> {
+        each!(self, device => device.create_queue_pair(domain))
     }
 
     /// Before a peer is told of a queue pair: invites it to a faster way, if there may be one to it.

@@ -17,7 +17,9 @@ use std::{
 };
 
 use proto::{Span, Timestamp, Wait};
-use soft_roce::{CompletionOpcode, Counters, MemoryWindows, PathMtu, QueuePairNumber, Status, udp::DriverCounters};
+use soft_roce::{
+    CompletionOpcode, Counters, MemoryWindows, PathMtu, ProtectionDomain, QueuePairNumber, Status, udp::DriverCounters,
+};
 
 use acceptor::Acceptor;
 use names::{Names, Peer};
@@ -32,7 +34,7 @@ use crate::{
         Device, Soft,
         interface::{Demand, Descriptor, DeviceEvent, Moved, Offer},
     },
-    error::OpenError,
+    error::{BootstrapError, ChannelError, OpenError},
     limits::{CONNECTIONS_MAX, REGIONS_MAX},
     link::{Link, READ_BYTES},
     poller::{Interest, Poller, Ready, SPIN, Waker},
@@ -69,7 +71,8 @@ pub struct Endpoint {
     name: PeerName,
     reporter: Reporter,
     connections_max: usize,
-    /// Registered by our owner.
+    has_windows: bool,
+    /// Registered by our owner, or for single peers.
     regions: usize,
     next_connection: u64,
     connections: BTreeMap<ConnectionId, Connection>,
@@ -176,7 +179,7 @@ impl Endpoint {
         }
         let names = Names::new(resolver).map_err(OpenError::Poller)?;
         poller.links.add(&names, NAMES, Interest::Read).map_err(OpenError::Watch)?;
-        let offer = device.offer();
+        let (offer, has_windows) = (device.offer(), device.soft().is_some() && !config.is_windowless);
         Ok(Self {
             device,
             offer,
@@ -191,6 +194,7 @@ impl Endpoint {
             name: config.name,
             reporter: Reporter::open(),
             connections_max: config.connections_max,
+            has_windows,
             regions: 0,
             next_connection: 1,
             connections: BTreeMap::new(),
@@ -280,23 +284,24 @@ impl Endpoint {
         if self.regions == REGIONS_MAX {
             return Err(OpenError::RegionsMax);
         }
-        let key =
-            self.device.register(region, access).map_err(|cause| OpenError::Register { bytes: region.len(), cause })?;
+        let key = self.device.register(region, access, ProtectionDomain::default());
+        let key = key.map_err(|cause| OpenError::Register { bytes: region.len(), cause })?;
         self.regions += 1;
         Ok(key)
     }
 
     /// Whether parts of regions can be opened by keys of their own, without a word to peers: over soft-RoCE. On a verbs
-    /// device each window that is bound or unbound is a work request of a queue pair.
+    /// device each window that is bound or unbound is a work request of a queue pair; there a region can be opened to
+    /// one peer as a whole ([`Self::accept_opening`]).
     #[must_use]
     pub fn has_windows(&self) -> bool {
-        self.device.soft().is_some()
+        self.has_windows
     }
 
     /// To open parts of a region, which need not be open itself; nothing where there are no windows.
     #[must_use]
     pub fn windows(&self, key: &RegionKey) -> Option<MemoryWindows> {
-        self.device.windows(key.lkey)
+        self.device.windows(key.lkey).filter(|_| self.has_windows)
     }
 
     /// Registers memory of another device's, for READs to land there: by its dma-buf if it has one and the RDMA device
@@ -333,7 +338,36 @@ impl Endpoint {
     /// Accepts an incoming connection. If it has ended meanwhile, its `Disconnected` says so. `welcome`: at most
     /// `HELLO_BYTES_MAX` bytes.
     pub fn accept(&mut self, now: Timestamp, connection: ConnectionId, welcome: Vec<u8>) {
-        if let Err(reason) = self.try_accept(now, connection, welcome) {
+        self.accept_with(now, connection, |device| Ok((Channel::create(device, connection)?, welcome)));
+    }
+
+    /// The same, and opens a region to this peer alone, over this connection: by a key of its own, of which `welcome`
+    /// is made, until the connection ends. If there is no room for one more registration, the connection ends with that
+    /// reason, which both sides are told.
+    pub fn accept_opening(
+        &mut self,
+        now: Timestamp,
+        connection: ConnectionId,
+        (region, access): (&Region, Access),
+        welcome: impl FnOnce(RegionKey) -> Vec<u8>,
+    ) {
+        if self.regions >= REGIONS_MAX {
+            self.failed.push_back((connection, BootstrapError::RegionsMax.to_string()));
+            return;
+        }
+        self.accept_with(now, connection, |device| {
+            let (channel, key) = Channel::create_opening(device, connection, region, access)?;
+            Ok((channel, welcome(key)))
+        });
+    }
+
+    fn accept_with(
+        &mut self,
+        now: Timestamp,
+        connection: ConnectionId,
+        create: impl FnOnce(&mut Device) -> Result<(Channel, Vec<u8>), ChannelError>,
+    ) {
+        if let Err(reason) = self.try_accept(now, connection, create) {
             self.failed.push_back((connection, reason.to_string()));
         }
         self.on_link(now, connection);
@@ -753,6 +787,7 @@ impl Endpoint {
         match connection.stage {
             Stage::Up { channel, .. } | Stage::Offered { channel, .. } => {
                 self.by_queue_pair.remove(&channel.number());
+                self.regions -= usize::from(channel.has_opening());
                 let flushed = channel.close(&mut self.device, &mut self.reads);
                 self.events.extend(flushed.into_iter().map(|event| (event, None)));
             }

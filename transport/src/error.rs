@@ -521,6 +521,14 @@ pub enum RegisterError {
     /// There is no device.
     #[error(transparent)]
     Lost(#[from] DeviceLost),
+    /// The device refuses one more protection domain.
+    #[error("{device} has no room for one more protection domain: {cause}")]
+    Domain {
+        /// As configured.
+        device: String,
+        /// What the system says.
+        cause: io::Error,
+    },
     /// The device refuses.
     #[error("{device}: {cause}; is the limit of locked memory (ulimit -l) large enough?")]
     Verbs {
@@ -673,6 +681,8 @@ pub(crate) enum ChannelError {
     Memory { bytes: usize, cause: io::Error },
     #[error("no registration for one more connection: {0}")]
     Register(RegisterError),
+    #[error("{bytes} bytes cannot be opened to one more peer: {cause}")]
+    Open { bytes: usize, cause: RegisterError },
     #[error("no queue pair for one more connection: {0}")]
     Create(CreateQueuePairError),
     #[error("the queue pair cannot be connected: {0}")]
@@ -705,6 +715,8 @@ pub(crate) enum BootstrapError {
     PathMtu(#[from] PathMtuError),
     #[error(transparent)]
     Channel(#[from] ChannelError),
+    #[error("{REGIONS_MAX} regions are registered already, and one more peer needs one")]
+    RegionsMax,
     #[error("a bootstrap message out of order")]
     OutOfOrder,
     /// What the bootstrap, or the peer by it, says.

@@ -49,6 +49,7 @@
 //! | `channel` | one queue pair with its memory and its queues. No IO |
 //! | `credits`, `ring` | flow control of frames and immediates, and the place of frames. No IO |
 //! | `reads` | the READ budget. No IO |
+//! | `opening` | a region that one peer alone reaches. No IO |
 //! | `raw` | one queue pair without all that, for measuring |
 //! | `region`, `clock`, `poller` | memory, time, waiting |
 //! | `sealed_memory` | memory that two processes map |
@@ -87,6 +88,7 @@ mod link;
 mod local_path;
 mod memory;
 mod notes;
+mod opening;
 mod path;
 mod patience;
 mod peer_name;

@@ -17,7 +17,7 @@ pub(crate) const RESOLVE_MAX: Span = Span::from_millis(8_000);
 /// The UDP port of RoCEv2 (IANA).
 pub const ROCE_PORT: u16 = 4791;
 
-/// Regions that can be registered at once.
+/// Regions that can be registered at once, those for single peers among them.
 pub const REGIONS_MAX: usize = 1024;
 
 /// The largest `connections_max`: soft-RoCE's 4,096 regions less ours, as each connection takes one.

@@ -5,7 +5,7 @@
 //! credits, budgets, liveness.
 
 use proto::Timestamp;
-use soft_roce::{Completion, Operation, Psn, QueuePairNumber, RecvRequest, SendRequest};
+use soft_roce::{Completion, Operation, ProtectionDomain, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use crate::{
     Access, Arm, PeerName, Region, RegionKey,
@@ -45,7 +45,7 @@ impl RawQueuePair {
             read_budget_bytes: 0,
         };
         let mut device = Device::open(arm, demand)?;
-        let number = device.create_queue_pair()?;
+        let number = device.create_queue_pair(ProtectionDomain::default())?;
         let psn = device.random_psn();
         Ok(Self { device, number, psn, depth })
     }
@@ -55,7 +55,7 @@ impl RawQueuePair {
     /// # Errors
     /// One line that names the limit that is reached.
     pub fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RawError> {
-        Ok(self.device.register(region, access)?)
+        Ok(self.device.register(region, access, ProtectionDomain::default())?)
     }
 
     /// For the other end.

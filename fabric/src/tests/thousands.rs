@@ -257,6 +257,7 @@ impl World {
                     self.frontend.handle_event(self.now, connected, &NoArena);
                 }
                 FrontendOutput::Accept { welcome, .. } => {
+                    let welcome = encode(&welcome);
                     self.backend.handle_event(self.now, Event::Connected { connection: LINK, welcome });
                 }
                 FrontendOutput::Send { frame, .. } => self.to_frontend.to_scheduler.push(frame),

@@ -120,7 +120,7 @@ impl Peer {
                 read_frame(&frame).for_each(|message| self.handle_message(connection, message.unwrap()));
             }
             Output::Accept { welcome, .. } => {
-                self.guards_offset.set(wincode::deserialize::<LinkWelcome>(&welcome).unwrap().guards_offset);
+                self.guards_offset.set(welcome.guards_offset);
             }
             Output::Disconnect { connection } => self.disconnect(connection),
             Output::ReadModel { name, brought: _ } => {

@@ -14,8 +14,8 @@ use std::{
 
 use proto::Timestamp;
 use soft_roce::{
-    Completion, Counters, Endpoint as Core, Identification, MemoryWindows, PathMtu, Peer, Psn, QueuePairConfig,
-    QueuePairNumber, RecvRequest, SendRequest, WINDOW_PACKETS_MIN,
+    Completion, Counters, Endpoint as Core, Identification, MemoryWindows, PathMtu, Peer, ProtectionDomain, Psn,
+    QueuePairConfig, QueuePairNumber, RecvRequest, RegionConfig, SendRequest, WINDOW_PACKETS_MIN,
     udp::{Driver, DriverConfig, DriverCounters},
 };
 
@@ -63,6 +63,8 @@ pub(crate) struct Soft {
     /// Queue pairs wait for room in rings until then.
     again_at: Option<soft_roce::Timestamp>,
     queue_pair: QueuePairConfig,
+    /// The newest protection domain.
+    last_domain: ProtectionDomain,
     offer: Offer,
     /// Faults are injected.
     is_faulty: bool,
@@ -110,8 +112,18 @@ impl Soft {
             read_chunk_bytes: offer.read_bytes_max as u32,
             ..QueuePairConfig::default()
         };
-        let (turns_without_socket, again_at, is_faulty) = (0, None, faults.any());
-        Ok(Self { core, udp, rings, turns_without_socket, again_at, queue_pair, offer, is_faulty, advised: false })
+        Ok(Self {
+            core,
+            udp,
+            rings,
+            turns_without_socket: 0,
+            again_at: None,
+            queue_pair,
+            last_domain: ProtectionDomain::default(),
+            offer,
+            is_faulty: faults.any(),
+            advised: false,
+        })
     }
 
     pub(super) fn offer(&self) -> Offer {
@@ -140,14 +152,31 @@ impl Soft {
         self.udp.counters()
     }
 
-    pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
+    /// Numbers come again after 2^32, when what had them is long gone.
+    #[allow(clippy::unnecessary_wraps, reason = "as each arm is asked")]
+    pub(super) fn open_domain(&mut self) -> Result<ProtectionDomain, RegisterError> {
+        self.last_domain = ProtectionDomain(self.last_domain.0.wrapping_add(1).max(1));
+        Ok(self.last_domain)
+    }
+
+    /// Deliberately nothing: here a domain is a number.
+    #[allow(clippy::unused_self, reason = "as each arm is asked")]
+    pub(super) fn close_domain(&mut self, _: ProtectionDomain) {}
+
+    pub(super) fn register(
+        &mut self,
+        region: &Region,
+        access: Access,
+        protection_domain: ProtectionDomain,
+    ) -> Result<RegionKey, RegisterError> {
         let access = soft_roce::Access {
             local_write: true,
             remote_read: access.remote_read,
             remote_write: access.remote_write,
             remote_atomic: false,
         };
-        let handle = self.core.register(Arc::new(region.clone()), access)?;
+        let config = RegionConfig { protection_domain, ..access.into() };
+        let handle = self.core.register(Arc::new(region.clone()), config)?;
         Ok(RegionKey { lkey: handle.lkey, rkey: handle.rkey, address: handle.address })
     }
 
@@ -207,11 +236,15 @@ impl Soft {
         self.rings.have_packets()
     }
 
-    pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
+    pub(super) fn create_queue_pair(
+        &mut self,
+        protection_domain: ProtectionDomain,
+    ) -> Result<QueuePairNumber, CreateQueuePairError> {
         // With room for rings; connecting it lowers that.
         Ok(self.core.create_queue_pair(QueuePairConfig {
             read_window_bytes: self.queue_pair.read_window_bytes.max(RING_READ_WINDOW_BYTES),
             read_chunk_bytes: self.queue_pair.read_chunk_bytes.max(READ_BYTES_MAX as u32),
+            protection_domain,
             ..self.queue_pair
         })?)
     }

@@ -25,7 +25,9 @@ use std::{
 };
 
 use proto::{Span, Timestamp};
-use soft_roce::{Completion, CompletionOpcode, PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest, Status};
+use soft_roce::{
+    Completion, CompletionOpcode, PathMtu, ProtectionDomain, Psn, QueuePairNumber, RecvRequest, SendRequest, Status,
+};
 
 use super::interface::{Demand, Descriptor, DeviceEvent, Moved, Offer};
 use crate::{
@@ -41,7 +43,7 @@ use crate::{
 use gid::Gid;
 use memory::Memory;
 use opened::Opened;
-use sys::{AsyncEvent, Context, PortState, ProtectionDomain};
+use sys::{AsyncEvent, Context, PortState};
 
 /// How often we look whether the device is still there: a driver that cannot take a device from its users (`rdma_rxe`)
 /// waits until they let it go, and tells nobody.
@@ -63,6 +65,8 @@ pub(crate) struct Verbs {
     /// What is registered, by keys of our own.
     registered: BTreeMap<u32, Registered>,
     next_lkey: u32,
+    /// The newest protection domain.
+    last_domain: ProtectionDomain,
     /// Queue pairs with something posted since the last [`Self::ring`], each once.
     posted: Vec<QueuePairNumber>,
     ready: VecDeque<Completion>,
@@ -74,6 +78,8 @@ pub(crate) struct Verbs {
 struct Registered {
     memory: Memory,
     access: Access,
+    /// Of those that outlive the device all are of the default one.
+    domain: ProtectionDomain,
     /// The device's key for peers.
     rkey: u32,
 }
@@ -88,7 +94,7 @@ enum Link {
 /// Whether a device registers dma-bufs.
 pub(super) fn takes_dma_bufs(device: &str) -> Result<bool, VerbsOpenError> {
     let failed = |what: &'static str| move |cause| VerbsOpenError::Object { what, cause };
-    let domain = ProtectionDomain::new(&Context::open(device)?).map_err(failed("no protection domain"))?;
+    let domain = sys::ProtectionDomain::new(&Context::open(device)?).map_err(failed("no protection domain"))?;
     domain.takes_dma_bufs().map_err(failed("it does not say whether it registers dma-bufs"))
 }
 
@@ -110,6 +116,7 @@ impl Verbs {
             opened: Ok(opened),
             registered: BTreeMap::new(),
             next_lkey: 1,
+            last_domain: ProtectionDomain::default(),
             posted: Vec::new(),
             ready: VecDeque::new(),
             events: VecDeque::new(),
@@ -139,20 +146,45 @@ impl Verbs {
         self.opened.as_mut().map_err(|lost| lost.clone())
     }
 
-    pub(super) fn register(&mut self, region: &Region, access: Access) -> Result<RegionKey, RegisterError> {
-        self.register_memory(Memory::Host(region.clone()), access)
+    pub(super) fn open_domain(&mut self) -> Result<ProtectionDomain, RegisterError> {
+        // Numbers come again after 2^32, when what had them is long gone.
+        let domain = ProtectionDomain(self.last_domain.0.wrapping_add(1).max(1));
+        self.device()?.open_domain(domain)?;
+        self.last_domain = domain;
+        Ok(domain)
+    }
+
+    pub(super) fn close_domain(&mut self, domain: ProtectionDomain) {
+        if let Ok(opened) = &mut self.opened {
+            opened.close_domain(domain);
+        }
+    }
+
+    pub(super) fn register(
+        &mut self,
+        region: &Region,
+        access: Access,
+        domain: ProtectionDomain,
+    ) -> Result<RegionKey, RegisterError> {
+        self.register_memory(Memory::Host(region.clone()), access, domain)
     }
 
     pub(super) fn register_device_memory(&mut self, memory: &DeviceMemory) -> Result<(u32, Way), RegisterError> {
-        let key = self.register_memory(Memory::Device(memory.clone()), Access::default())?;
+        let (memory, domain) = (Memory::Device(memory.clone()), ProtectionDomain::default());
+        let key = self.register_memory(memory, Access::default(), domain)?;
         Ok((key.lkey, self.device()?.way(key.lkey)))
     }
 
-    fn register_memory(&mut self, memory: Memory, access: Access) -> Result<RegionKey, RegisterError> {
+    fn register_memory(
+        &mut self,
+        memory: Memory,
+        access: Access,
+        domain: ProtectionDomain,
+    ) -> Result<RegionKey, RegisterError> {
         let (lkey, address) = (self.next_lkey, memory.address());
-        let rkey = self.device()?.register(lkey, &memory, access, None)?;
+        let rkey = self.device()?.register(lkey, &memory, (access, domain), None)?;
         self.next_lkey += 1;
-        self.registered.insert(lkey, Registered { memory, access, rkey });
+        self.registered.insert(lkey, Registered { memory, access, domain, rkey });
         Ok(RegionKey { lkey, rkey, address })
     }
 
@@ -167,8 +199,11 @@ impl Verbs {
         Ok(self.opened.as_ref().map_err(DeviceLost::clone)?.path_mtu()?)
     }
 
-    pub(super) fn create_queue_pair(&mut self) -> Result<QueuePairNumber, CreateQueuePairError> {
-        let created = self.device()?.create_queue_pair();
+    pub(super) fn create_queue_pair(
+        &mut self,
+        domain: ProtectionDomain,
+    ) -> Result<QueuePairNumber, CreateQueuePairError> {
+        let created = self.device()?.create_queue_pair(domain);
         created.map_err(|cause| CreateQueuePairError::Verbs { device: self.config.device.clone(), cause })
     }
 
@@ -313,7 +348,8 @@ impl Verbs {
         }
         let mut rkeys = Vec::with_capacity(self.registered.len());
         for (&lkey, registered) in &self.registered {
-            rkeys.push(opened.register(lkey, &registered.memory, registered.access, Some(registered.rkey))?);
+            let Registered { memory, access, domain, rkey } = registered;
+            rkeys.push(opened.register(lkey, memory, (*access, *domain), Some(*rkey))?);
         }
         let mut changed = Vec::new();
         for ((&lkey, registered), rkey) in self.registered.iter_mut().zip(rkeys) {

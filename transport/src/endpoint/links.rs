@@ -16,7 +16,8 @@ use crate::{
     Certificates, ConnectionId, DisconnectReason, Event,
     bootstrap::{Bootstrap, BootstrapEvent, NONCE_BYTES, Parameters},
     channel::{Channel, RECEIVE_DEPTH},
-    error::{BootstrapError, ConnectError},
+    device::Device,
+    error::{BootstrapError, ChannelError, ConnectError},
     limits::HELLO_BYTES_MAX,
     link::Link,
     poller::Interest,
@@ -76,19 +77,23 @@ impl Endpoint {
         &mut self,
         now: Timestamp,
         id: ConnectionId,
-        welcome: Vec<u8>,
+        create: impl FnOnce(&mut Device) -> Result<(Channel, Vec<u8>), ChannelError>,
     ) -> Result<(), BootstrapError> {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let Stage::Deciding { parameters: peer } = connection.stage else { return Ok(()) };
-        if welcome.len() > HELLO_BYTES_MAX {
-            return Err(BootstrapError::WelcomeTooLong(welcome.len()));
-        }
         let ours = self.device.path_mtu(peer.address.udp().map_or(connection.peer.at.ip(), |at| at.ip()))?;
-        let mut channel = Channel::create(&mut self.device, id)?;
-        if let Err(reason) = channel.connect(&mut self.device, &peer, ours.min(peer.path_mtu())) {
+        let (mut channel, welcome) = create(&mut self.device)?;
+        let connected = match welcome.len() {
+            ..=HELLO_BYTES_MAX => {
+                channel.connect(&mut self.device, &peer, ours.min(peer.path_mtu())).map_err(Into::into)
+            }
+            found => Err(BootstrapError::WelcomeTooLong(found)),
+        };
+        if let Err(reason) = connected {
             channel.close(&mut self.device, &mut self.reads);
-            return Err(reason.into());
+            return Err(reason);
         }
+        self.regions += usize::from(channel.has_opening());
         self.by_queue_pair.insert(channel.number(), id);
         self.reads.open(id);
         let parameters = self.parameters(&channel, ours);

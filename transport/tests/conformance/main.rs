@@ -11,6 +11,7 @@ mod incast;
 mod killed_peer;
 mod lifecycle;
 mod link_down;
+mod openings;
 mod reborn_peer;
 mod rings;
 mod shared_address;

@@ -343,21 +343,6 @@ fn it_has_joined_once_every_model_thread_is_up() {
 }
 
 #[test]
-fn a_backend_is_told_the_key_as_it_is_now() {
-    let mut world = joined();
-    world.frames();
-    world.core.handle_event(world.now, Event::KeyChanged { lkey: 1, rkey: 77 }, &world.arena);
-    let (connection, peer) = (world.connection(), "127.0.0.1:1".parse().unwrap());
-    let (backend, frontend, link) = (BackendId(1), FrontendId(1), LinkId(1));
-    let pass = LinkPass::of(world.core.token(), backend);
-    let hello = encode(&LinkHello { backend, frontend, link, epoch: CLAIM.epoch, pass });
-    world.core.handle_event(world.now, Event::Incoming { connection, peer, hello }, &world.arena);
-    let Some(Output::Accept { welcome, .. }) = world.core.poll_output() else { panic!("not accepted") };
-    let LinkWelcome { arena_rkey, guards_rkey, .. } = wincode::deserialize(&welcome).unwrap();
-    assert_eq!((arena_rkey, guards_rkey), (77, 77));
-}
-
-#[test]
 fn a_scheduler_that_breaks_the_protocol_is_left_and_joined_again() {
     let mut world = joined();
     let (connection, _) = world.scheduler.unwrap();

@@ -7,15 +7,14 @@ use std::{
     sync::Arc,
 };
 
-use soft_roce::{PathMtu, Psn, QueuePairNumber, RecvRequest, SendRequest};
+use soft_roce::{PathMtu, ProtectionDomain, Psn, QueuePairNumber, RecvRequest, SendRequest};
 
 use super::{
     Link, attributes, link_of,
     memory::Memory,
     partition, route,
     sys::{
-        self, AsyncEvent, CompletionChannel, CompletionQueue, Context, Depths, MemoryRegion, PortState,
-        ProtectionDomain, WorkCompletion,
+        self, AsyncEvent, CompletionChannel, CompletionQueue, Context, Depths, MemoryRegion, PortState, WorkCompletion,
     },
 };
 use crate::{
@@ -41,7 +40,8 @@ pub(super) struct Opened {
     /// As few as hold the completions of all queue pairs.
     queues: Vec<Arc<CompletionQueue>>,
     channel: Arc<CompletionChannel>,
-    domain: Arc<ProtectionDomain>,
+    /// The default one, and those of single queue pairs.
+    domains: BTreeMap<ProtectionDomain, Arc<sys::ProtectionDomain>>,
     context: Arc<Context>,
     pub(super) link: Link,
     /// Of the port's table.
@@ -90,12 +90,13 @@ impl Opened {
             reads_answered_max: reads(limits.reads_answered_max),
             peer_window_bytes: PEER_WINDOW_BYTES,
         };
+        let domain = sys::ProtectionDomain::new(&context).map_err(failed("no protection domain"))?;
         Ok(Self {
             queue_pairs: BTreeMap::new(),
             regions: BTreeMap::new(),
             queues: Vec::new(),
             channel: CompletionChannel::new(&context).map_err(failed("no completion channel"))?,
-            domain: ProtectionDomain::new(&context).map_err(failed("no protection domain"))?,
+            domains: BTreeMap::from([(ProtectionDomain::default(), domain)]),
             context,
             link,
             partition_index,
@@ -127,18 +128,36 @@ impl Opened {
         link_of(&active_port(&self.context, &self.config)?, &self.config)
     }
 
+    /// Begins a protection domain under this number.
+    pub(super) fn open_domain(&mut self, number: ProtectionDomain) -> Result<(), RegisterError> {
+        let opened = sys::ProtectionDomain::new(&self.context)
+            .map_err(|cause| RegisterError::Domain { device: self.config.device.clone(), cause })?;
+        self.domains.insert(number, opened);
+        Ok(())
+    }
+
+    /// What was of it has ended.
+    pub(super) fn close_domain(&mut self, number: ProtectionDomain) {
+        self.domains.remove(&number);
+    }
+
+    fn domain(&self, number: ProtectionDomain) -> &Arc<sys::ProtectionDomain> {
+        self.domains.get(&number).expect("a channel's protection domain stays as long as the channel")
+    }
+
     /// Registers a region under `lkey`; its remote key, which is none that it had in an earlier life of the device.
     pub(super) fn register(
         &mut self,
         lkey: u32,
         memory: &Memory,
-        access: Access,
+        (access, domain): (Access, ProtectionDomain),
         before: Option<u32>,
     ) -> Result<u32, RegisterError> {
+        let domain = self.domain(domain);
         let register = || match memory {
-            Memory::Host(_) => MemoryRegion::register(&self.domain, memory, access)
+            Memory::Host(_) => MemoryRegion::register(domain, memory, access)
                 .map_err(|cause| RegisterError::Verbs { device: self.config.device.clone(), cause }),
-            Memory::Device(device) => self.register_device(device, memory, access),
+            Memory::Device(device) => self.register_device(domain, device, memory, access),
         };
         let first = register()?;
         // A device that came back may begin to count again. Two registrations at once have different keys.
@@ -152,18 +171,19 @@ impl Opened {
     /// what is there.
     fn register_device(
         &self,
+        domain: &Arc<sys::ProtectionDomain>,
         device: &DeviceMemory,
         memory: &Memory,
         access: Access,
     ) -> Result<MemoryRegion, RegisterError> {
         let dma_buf = match device.dma_buf() {
-            Some(dma_buf) => match MemoryRegion::register_dma_buf(&self.domain, memory, dma_buf, access) {
+            Some(dma_buf) => match MemoryRegion::register_dma_buf(domain, memory, dma_buf, access) {
                 Ok(registered) => return Ok(registered),
                 Err(error) => error.to_string(),
             },
             None => "it is handed over as none".to_owned(),
         };
-        MemoryRegion::register(&self.domain, memory, access).map_err(|address| {
+        MemoryRegion::register(domain, memory, access).map_err(|address| {
             let device = self.config.device.clone();
             RegisterError::NoWay { device, dma_buf, address }
         })
@@ -188,13 +208,14 @@ impl Opened {
         Ok(mtus[at - 1])
     }
 
-    pub(super) fn create_queue_pair(&mut self) -> io::Result<QueuePairNumber> {
+    pub(super) fn create_queue_pair(&mut self, domain: ProtectionDomain) -> io::Result<QueuePairNumber> {
         let queue = self.queue_with_room()?;
         let depths =
             |inline_bytes| Depths { send: self.demand.send_depth, receive: self.demand.receive_depth, inline_bytes };
         // A device that copies no SENDs, or no such long ones, refuses the queue pair.
-        let pair = sys::QueuePair::new(&self.domain, &queue, depths(INLINE_BYTES))
-            .or_else(|_| sys::QueuePair::new(&self.domain, &queue, depths(0)))?;
+        let domain = self.domain(domain);
+        let pair = sys::QueuePair::new(domain, &queue, depths(INLINE_BYTES))
+            .or_else(|_| sys::QueuePair::new(domain, &queue, depths(0)))?;
         pair.modify(attributes::initialised_mask(), |to| {
             attributes::initialised(to, &self.config.settings, self.partition_index);
         })?;
