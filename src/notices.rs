@@ -1,6 +1,8 @@
 //! What a command says beside its log: lines for people, or under `--log-format json` objects as the log's are, so that
 //! whoever collects them finds no other line.
 
+#[cfg(feature = "tools")]
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing_subscriber::fmt::{
@@ -20,6 +22,12 @@ pub(crate) fn write_as(format: LogFormat) {
 /// What goes on, on stdout.
 pub(crate) fn tell(text: &str) {
     println!("{}", told(text));
+}
+
+/// The same, of what may go on after whoever reads has gone.
+#[cfg(feature = "tools")]
+pub(crate) fn tell_whoever_reads(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{}", told(text));
 }
 
 /// The same as a line.

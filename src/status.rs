@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 type Decode = fn(&str) -> Result<ClusterPage>;
 
 /// What the primary answers, or else the first that does.
-fn ask_all(schedulers: &[String], decode: Decode) -> Result<ClusterPage> {
+pub(crate) fn ask_all(schedulers: &[String], decode: Decode) -> Result<ClusterPage> {
     let (mut other, mut failed) = (None, None);
     for scheduler in schedulers {
         match whole(scheduler, decode).with_context(|| format!("scheduler {scheduler}")) {

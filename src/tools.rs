@@ -1,6 +1,7 @@
 //! Everything but the roles: local clusters, the simulator, the load generator, measurements and figures. The feature
 //! `tools`; a host that only serves does without.
 
+mod autoscaler;
 mod cluster;
 mod demo;
 mod demo_models;

@@ -4,6 +4,8 @@
 
 #[path = "cluster/calls.rs"]
 mod calls;
+#[path = "cluster/elastic.rs"]
+mod elastic;
 #[path = "cluster/failover.rs"]
 mod failover;
 #[path = "cluster/files.rs"]

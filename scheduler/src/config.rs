@@ -170,6 +170,14 @@ impl Advice {
         *self == Self::default()
     }
 
+    /// Whether a scheduler takes it.
+    ///
+    /// # Errors
+    /// If a key is wrong.
+    pub fn check(&self) -> Result<(), RunError> {
+        self.checked().map(drop)
+    }
+
     fn checked(&self) -> Result<AdviceConfig, RunError> {
         let &Self { window_ms, gpu_comes_after_ms, gpu_price } = self;
         let wrong = |key, expected, found: String| Err(RunError::Advice { key, expected, found });

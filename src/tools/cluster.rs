@@ -8,7 +8,6 @@ mod up;
 
 use std::{
     collections::BTreeMap,
-    io::Write as _,
     net::{Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -16,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::{
-    config::{OTHERS, OnnxRuntime},
+    config::{GpuName, Gpus, OTHERS, OnnxRuntime},
     error::ExecutorError,
     executor::{self, Library},
     limits::GPUS_MAX,
@@ -36,8 +35,9 @@ use transport::{
 };
 
 use super::{
+    autoscaler::{self, Autoscale},
     demo_models,
-    supervisor::{DRAIN_TIMEOUT, Fate, Incident, Logs, Restarts, Supervisor},
+    supervisor::{Casualty, DRAIN_TIMEOUT, Fate, Incident, Logs, Restarts, Supervisor},
 };
 use crate::{
     config_file::{escaped, read_written},
@@ -111,6 +111,10 @@ pub(super) struct Layout {
     pub ui: Option<SocketAddr>,
     /// Limits of each frontend: further keys of its file.
     pub frontend: toml::Table,
+    /// How the schedulers work out how many GPUs are needed.
+    pub advice: scheduler::config::Advice,
+    /// Backends come and go as they say, if that is wanted.
+    pub autoscale: Option<Autoscale>,
     /// The backends. If the file names none: those of the demo, or one for all of its repository.
     #[serde(default)]
     pub backend: Vec<BackendLayout>,
@@ -185,6 +189,9 @@ pub(super) struct BackendLayout {
     /// Models that programs run, and how many GPUs of its own each has beyond these.
     #[serde(skip)]
     pub programs: Vec<(String, usize)>,
+    /// Its GPU is the device of this host that has its number, as others have the other ones.
+    #[serde(skip)]
+    pub has_own_device: bool,
 }
 
 fn one_gpu() -> u32 {
@@ -216,6 +223,7 @@ impl BackendLayout {
             admin,
             program_metrics: backend::config::default_program_metrics(),
             programs,
+            has_own_device: false,
         }
     }
 
@@ -272,6 +280,8 @@ impl Default for Layout {
             admin: None,
             ui: None,
             frontend: toml::Table::new(),
+            advice: scheduler::config::Advice::default(),
+            autoscale: None,
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
     }
@@ -283,6 +293,7 @@ impl Layout {
         let policy = Policy::of_cluster(&self.policy).context("policy")?;
         let policy = policy.with_gpu_price(self.gpu_price).map_err(|error| anyhow!(error))?;
         policy.check_gpu_prices(&self.gpu_prices).map_err(|error| anyhow!(error))?;
+        self.advice.check()?;
         self.clients.grants().map_err(|error| anyhow!(error))?;
         self.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
         let (schedulers, frontends, backends) = (self.schedulers, self.http.len(), self.backend.len());
@@ -387,6 +398,16 @@ impl Layout {
         self.load_models.as_ref().is_none_or(|models| models.iter().any(|model| model == name))
     }
 
+    /// The backend at this place, the first of which are in the file; others are like the last of them.
+    fn backend(&self, index: usize) -> &BackendLayout {
+        &self.backend[index.min(self.backend.len() - 1)]
+    }
+
+    /// Backends that there may be.
+    fn most_backends(&self) -> usize {
+        self.autoscale.map_or(self.backend.len(), |autoscale| autoscale.gpus.max as usize)
+    }
+
     /// How long frontends may take to end: somewhat more than they are told.
     fn drain_timeout(&self) -> Duration {
         let told = self.frontend.get("drain_timeout_ms").and_then(toml::Value::as_integer);
@@ -416,6 +437,8 @@ pub(super) struct Wiring {
 const BOOTSTRAP_PORT: u16 = 7400;
 /// TCP port where backends tell the first frontend what their programs count.
 const PROGRAM_METRICS_PORT: u16 = 7401;
+/// TCP port where schedulers tell this process how many GPUs are needed.
+const ADVICE_PORT: u16 = 7402;
 /// The first host of a 127.x.y.0/24 for each role; the first scheduler is at 1, and the others behind the backends.
 pub(super) const FRONTEND_HOSTS: u8 = 2;
 const BACKEND_HOSTS: u8 = 32;
@@ -481,7 +504,7 @@ impl Cluster {
             supervisor.start(&["frontend"], &format!("frontend-{index}"), &wiring.frontend(&layout, index))?;
         }
         for index in 0..layout.backend.len() {
-            supervisor.start(&["backend"], &format!("backend-{index}"), &wiring.backend(&layout, index))?;
+            supervisor.start(&["backend"], &autoscaler::name(index), &wiring.backend(&layout, index))?;
         }
         // Who must show a token or a certificate is not asked by strangers.
         let observer =
@@ -556,22 +579,26 @@ impl Cluster {
     /// # Errors
     /// If a member ended that is not started again; shows its last words.
     pub(super) fn check(&self) -> Result<()> {
-        self.tend(|_| false)
+        self.tend(|_| false).map(drop)
     }
 
-    /// As [`Self::check`], but members that ended in a way that `is_left` are told of and left as they are.
-    fn tend(&self, is_left: impl Fn(Fate) -> bool) -> Result<()> {
+    /// As [`Self::check`], but members that ended in a way that `is_left` are told of and left as they are. Those that
+    /// are not started again.
+    fn tend(&self, is_left: impl Fn(&Casualty) -> bool) -> Result<Vec<Casualty>> {
+        let mut left = Vec::new();
         for incident in self.supervisor.tend() {
             match incident {
                 Incident::Restarted { name, process } if self.is_told => {
-                    // Nobody need read any more what is said here.
-                    let told = notices::told(&format!("{name}: process {process}"));
-                    let _ = writeln!(std::io::stdout(), "{told}");
+                    notices::tell_whoever_reads(&format!("{name}: process {process}"));
                 }
                 Incident::Restarted { .. } => {}
-                Incident::Fell(fallen) if matches!(fallen.fate, Fate::Again(_)) || is_left(fallen.fate) => {
-                    if self.is_told {
+                Incident::Fell(fallen) if matches!(fallen.fate, Fate::Again(_)) || is_left(&fallen) => {
+                    let is_as_told = fallen.fate == Fate::AsTold && fallen.end.is_success();
+                    if self.is_told && !is_as_told {
                         notices::warn(&fallen.to_string());
+                    }
+                    if !matches!(fallen.fate, Fate::Again(_)) {
+                        left.push(fallen);
                     }
                 }
                 Incident::Fell(fallen) => {
@@ -582,7 +609,15 @@ impl Cluster {
                 }
             }
         }
-        Ok(())
+        Ok(left)
+    }
+
+    /// What lets backends come and go, if that is wanted.
+    fn autoscale(&self) -> Result<Option<autoscaler::Drive>> {
+        let Some(Autoscale { gpus }) = self.layout.autoscale else { return Ok(None) };
+        let schedulers = 0..self.layout.schedulers;
+        let admins = schedulers.filter_map(|index| self.wiring.scheduler_admin(&self.layout, index));
+        autoscaler::Drive::start(gpus, admins.map(|address| address.to_string()).collect()).map(Some)
     }
 }
 
@@ -629,13 +664,19 @@ impl Wiring {
             model_threads: layout.model_threads,
             cores: layout.cores.clone(),
             network: layout.network,
-            advice: scheduler::config::Advice::default(),
+            advice: layout.advice,
             queue_max: scheduler::config::default_queue_max(),
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
-            admin: layout.ui.filter(|_| index == 0).map(|address| Address::from(address).into()),
+            admin: self.scheduler_admin(layout, index).map(|address| Address::from(address).into()),
             drain_timeout_ms: scheduler::config::DRAIN_TIMEOUT_MS,
         })
+    }
+
+    /// Where a scheduler tells how it and the cluster are, if anybody wants to know.
+    fn scheduler_admin(&self, layout: &Layout, index: u16) -> Option<SocketAddr> {
+        let own = layout.autoscale.map(|_| self.scheduler_address(index, ADVICE_PORT));
+        layout.ui.filter(|_| index == 0).or(own)
     }
 
     /// Where a backend tells how it is: as its part of the file says, or else where nobody but the first frontend
@@ -644,7 +685,9 @@ impl Wiring {
         let host = BACKEND_HOSTS + index as u8;
         let tells = layout.admin.is_some() || layout.frontend.contains_key("admin");
         let own = (tells && index < admin::ALSO_MAX).then(|| Address::from(self.host(host, PROGRAM_METRICS_PORT)));
-        layout.backend[index].admin.clone().or(own.map(Into::into))
+        // There is one address for all that are like it.
+        let said = layout.backend(index).admin.as_ref().filter(|_| index == 0 || layout.autoscale.is_none());
+        said.cloned().or(own.map(Into::into))
     }
 
     fn frontend(&self, layout: &Layout, index: usize) -> String {
@@ -667,7 +710,7 @@ impl Wiring {
         let mut file = toml::Table::try_from(config).expect("a configuration is representable in TOML");
         file.extend(layout.frontend.clone());
         if let Some(toml::Value::Table(admin)) = file.get_mut("admin").filter(|_| index == 0) {
-            let backends = (0..layout.backend.len()).filter_map(|index| self.backend_admin(layout, index));
+            let backends = (0..layout.most_backends()).filter_map(|index| self.backend_admin(layout, index));
             let also = backends.take(admin::ALSO_MAX).map(|admin| admin.http.to_string().into());
             admin.entry("also").or_insert(toml::Value::Array(also.collect()));
         }
@@ -706,18 +749,21 @@ impl Wiring {
 
     /// A backend's file.
     pub(super) fn backend(&self, layout: &Layout, index: usize) -> String {
-        let this = &layout.backend[index];
+        let this = layout.backend(index);
         let (gpus, placement) = this.placement();
+        // Each has a device of its own.
+        let own = || Gpus::Named(vec![GpuName::Number(index as u32)]);
+        let gpus = if this.has_own_device { own() } else { gpus.into() };
         to_toml(&backend::config::Config {
             scheduler: (layout.schedulers == 1).then(|| self.scheduler_address(0, BOOTSTRAP_PORT).into()),
             schedulers: self.scheduler_list(layout),
-            network: self.member(layout, format!("backend-{index}"), self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
+            network: self.member(layout, autoscaler::name(index), self.host(BACKEND_HOSTS + index as u8, ROCE_PORT)),
             repository: layout.repository().to_owned(),
             strict: layout.strict,
             load_files: self.load_files.clone(),
             executor: this.executor,
             precision: this.precision,
-            gpus: gpus.into(),
+            gpus,
             lanes: this.lanes,
             share_gpu: this.share_gpu,
             gpu_direct: this.gpu_direct,

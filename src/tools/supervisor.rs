@@ -69,6 +69,8 @@ struct Member {
     lives: Lives,
     /// [`Supervisor::kill`] has killed it, and it has not ended yet.
     is_killed: bool,
+    /// By [`Supervisor::end`].
+    is_told_to_end: bool,
 }
 
 enum Process {
@@ -119,6 +121,8 @@ pub(super) enum Fate {
     InVain,
     /// It is not started again.
     Left,
+    /// Neither is it, as [`Supervisor::end`] has told it to end.
+    AsTold,
 }
 
 impl End {
@@ -148,7 +152,7 @@ impl fmt::Display for Casualty {
         match self.fate {
             Fate::Again(pause) => write!(f, "; it is started again in {pause}"),
             Fate::InVain => f.write_str(", as often as it was started"),
-            Fate::Left => Ok(()),
+            Fate::Left | Fate::AsTold => Ok(()),
         }
     }
 }
@@ -188,17 +192,17 @@ impl Supervisor {
         Ok(Self { folder, logs, restarts, clock: Clock::start(), members })
     }
 
-    /// Starts a member: `downbeat <role> --config FILE` with `config` as the file's text.
-    pub(super) fn start(&self, role: &[&str], name: &str, config: &str) -> Result<()> {
+    /// Starts a member: `downbeat <role> --config FILE` with `config` as the file's text. Its process.
+    pub(super) fn start(&self, role: &[&str], name: &str, config: &str) -> Result<u32> {
         let role = self.prepare(role, name, config)?;
-        self.spawn(self.command(&role, name)?, role, name).map(drop)
+        self.spawn(self.command(&role, name)?, role, name).map(|(process, _)| process)
     }
 
     /// As [`Self::start`], and yields the pipes from which it reads and into which it writes.
     pub(super) fn start_and_talk(&self, role: &[&str], name: &str, config: &str) -> Result<(ChildStdin, ChildStdout)> {
         let role = self.prepare(role, name, config)?;
         let mut command = self.command(&role, name)?;
-        let pipes = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), role, name)?;
+        let (_, pipes) = self.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()), role, name)?;
         Ok(pipes.expect("both were asked for"))
     }
 
@@ -274,14 +278,32 @@ impl Supervisor {
         mut command: impl BorrowMut<Command>,
         role: Vec<String>,
         name: &str,
-    ) -> Result<Option<(ChildStdin, ChildStdout)>> {
+    ) -> Result<(u32, Option<(ChildStdin, ChildStdout)>)> {
         let mut members = self.members.lock().expect("no holder of this lock panics");
         // Under the lock, so that an interrupt cannot miss a child that is just being born.
         let mut child = command.borrow_mut().spawn().with_context(|| format!("cannot start {name}"))?;
         let pipes = child.stdin.take().zip(child.stdout.take());
-        let (process, lives) = (Process::Runs(child), Lives::new(self.clock.now()));
-        members.push(Member { role, name: name.to_owned(), process, lives, is_killed: false });
-        Ok(pipes)
+        let (id, lives) = (child.id(), Lives::new(self.clock.now()));
+        let (name, process) = (name.to_owned(), Process::Runs(child));
+        members.push(Member { role, name, process, lives, is_killed: false, is_told_to_end: false });
+        Ok((id, pipes))
+    }
+
+    /// Tells a member to end in good order (SIGTERM); however it does, it is not started again. False if it has ended
+    /// already: then it is gone.
+    pub(super) fn end(&self, name: &str) -> bool {
+        let mut members = self.members.lock().expect("no holder of this lock panics");
+        let Some(at) = members.iter().position(|member| member.name == name) else { return false };
+        match &members[at].process {
+            // One that has ended meanwhile is still there to be waited for.
+            Process::Runs(child) => drop(kill_process(Pid::from_child(child), Signal::TERM)),
+            Process::Waits(_) => {
+                members.remove(at);
+                return false;
+            }
+        }
+        members[at].is_told_to_end = true;
+        true
     }
 
     /// Kills a member (SIGKILL); it is started again. False if there is no such member now.
@@ -337,6 +359,9 @@ impl Supervisor {
     }
 
     fn fate(&self, member: &mut Member, end: &End, now: Timestamp) -> Fate {
+        if member.is_told_to_end {
+            return Fate::AsTold;
+        }
         let is_killed = std::mem::take(&mut member.is_killed);
         let again = match self.restarts {
             Restarts::All => !end.is_success(),

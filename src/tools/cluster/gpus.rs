@@ -9,11 +9,21 @@ use super::{BackendLayout, Layout};
 
 /// Where NVIDIA's driver tells of its GPUs, whatever this build can do with them.
 const DRIVER: &str = "/proc/driver/nvidia/gpus";
+const PROGRAMS: &str = "programs of models, if they do";
+
+/// How many this host has, and what needs one for each GPU of a backend; `None` if nothing that is known of does.
+pub(super) fn needed(layout: &Layout, models: &[Model]) -> Option<(usize, &'static str)> {
+    let user = users(layout, models).into_iter().find(|user| *user != PROGRAMS)?;
+    Some((here(), user))
+}
+
+fn here() -> usize {
+    fs::read_dir(Path::new(DRIVER)).map_or(0, Iterator::count)
+}
 
 /// This host's; `None` where there is no GPU, and no model asks for one.
 pub(super) fn line(layout: &Layout, models: &[Model]) -> Option<String> {
-    let gpus = fs::read_dir(Path::new(DRIVER)).map_or(0, Iterator::count);
-    line_of(gpus, layout, models)
+    line_of(here(), layout, models)
 }
 
 fn line_of(gpus: usize, layout: &Layout, models: &[Model]) -> Option<String> {
@@ -53,7 +63,7 @@ fn users(layout: &Layout, models: &[Model]) -> Vec<&'static str> {
     let used = [
         ("plans for GPUs", wants(Processor::Cuda) || layout.backend.iter().any(by_plans)),
         ("ONNX Runtime", layout.backend.iter().any(by_runtime)),
-        ("programs of models, if they do", models.iter().any(is_program)),
+        (PROGRAMS, models.iter().any(is_program)),
     ];
     used.into_iter().filter(|(_, is_used)| *is_used).map(|(user, _)| user).collect()
 }

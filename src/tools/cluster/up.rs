@@ -18,7 +18,10 @@ use super::{BackendLayout, Cluster, LOOK, Layout, Wiring, gpus, tritonserver};
 use crate::{
     config_file::{read_config, read_written},
     notices, role,
-    tools::supervisor::{Fate, Logs, Restarts, private_folder},
+    tools::{
+        autoscaler::{self, Autoscale, Range},
+        supervisor::{Fate, Logs, Restarts, private_folder},
+    },
 };
 
 /// How often it is said what is waited for.
@@ -195,6 +198,7 @@ pub(crate) fn up(args: &UpArgs, is_triton: bool) -> Result<()> {
         say_that_there_is_none(&layout, refused)?;
     }
     check_models(&layout, &repository, !args.load_model.is_empty())?;
+    check_autoscale(&layout, models, gpus::needed(&layout, models))?;
     if args.check {
         layout.check()?;
         let backends = layout.backend.len();
@@ -205,6 +209,8 @@ pub(crate) fn up(args: &UpArgs, is_triton: bool) -> Result<()> {
     let found = layout.find_onnxruntime();
     notices::tell(&format!("ONNX models run by {}", layout.engines(&found)));
     gpus::line(&layout, models).iter().for_each(|line| notices::tell(line));
+    let need_devices = gpus::needed(&layout, models).is_some();
+    multiply(&mut layout, need_devices);
     let logs = Logs::Inherited(args.log_format, args.triton.log_level().unwrap_or(LevelFilter::INFO));
     let cluster = Cluster::start(folder, layout, logs, Restarts::All)?;
     for (name, process) in cluster.supervisor.process_ids() {
@@ -235,11 +241,61 @@ pub(crate) fn up(args: &UpArgs, is_triton: bool) -> Result<()> {
         let (http, image) = (cluster.http(), image.display());
         notices::tell(&format!("try: curl -s http://{http}/v2/models/digits/infer --data @{image}"));
     }
+    let mut autoscale = cluster.autoscale()?;
+    let has_others = autoscale.is_some();
     loop {
         std::thread::sleep(LOOK);
         // What is left goes on: that is what it is for.
-        cluster.tend(|fate| fate == Fate::Left)?;
+        let ended = cluster.tend(|fallen| match fallen.fate {
+            Fate::Left | Fate::AsTold => true,
+            Fate::InVain => has_others && autoscaler::place_of(&fallen.name).is_some(),
+            Fate::Again(_) => false,
+        })?;
+        if let Some(autoscale) = &mut autoscale {
+            autoscale.tend(&cluster.supervisor, &ended, |place| cluster.wiring.backend(&cluster.layout, place));
+        }
         ensure!(!cluster.supervisor.is_empty(), "no member is left");
+    }
+}
+
+/// Whether there can be copies of the backend, and as many as there may be. Where GPUs are `needed`: how many this host
+/// has, and what for.
+fn check_autoscale(layout: &Layout, models: &[Model], needed: Option<(usize, &str)>) -> Result<()> {
+    let Some(Autoscale { gpus: Range { min, max } }) = layout.autoscale else { return Ok(()) };
+    let [backend] = &layout.backend[..] else {
+        let found = layout.backend.len();
+        bail!("backend: found {found} of them, expected one beside [autoscale], whose copies come and go");
+    };
+    let found = backend.gpus;
+    ensure!(found == 1, "backend.gpus: found {found}, expected 1 beside [autoscale], as each has a backend of its own");
+    let most = layout.backends_max();
+    ensure!(max as usize <= most, "autoscale.gpus: found {min}..{max}, expected at most {most} in all");
+    if let Some((here, what)) = needed {
+        ensure!(
+            max as usize <= here,
+            "autoscale.gpus: found {min}..{max}, expected at most {here}, as this host has {here} GPUs for {what}"
+        );
+    }
+    let alone = "expected none beside [autoscale], as it has GPUs of its own, which are counted with the others";
+    let calls = |model: &&Model| matches!(&model.executor, Executor::Process { program, .. } if program.calls);
+    let is_hosted = |model: &&Model| backend.models.is_empty() || backend.models.contains(&model.name);
+    let of_lanes = models.iter().filter(is_hosted).find(calls).map(|model| &model.name);
+    let of_programs = backend.programs.first().map(|(name, _)| name);
+    if let Some(name) = of_lanes {
+        bail!("backend.models: found {name}, which calls other models, {alone}");
+    }
+    if let Some(name) = of_programs {
+        bail!("backend.models: found {name}, which a program runs, in a list of all, {alone}; list `models`");
+    }
+    ensure!(backend.lanes.is_none_or(|lanes| lanes == 0), "backend.lanes: found some, {alone}");
+    Ok(())
+}
+
+/// As many backends as there are at least, of which each has a GPU of this host if they need one.
+fn multiply(layout: &mut Layout, need_devices: bool) {
+    if let (Some(Autoscale { gpus }), [backend]) = (layout.autoscale, &mut layout.backend[..]) {
+        backend.has_own_device = need_devices;
+        layout.backend = vec![backend.clone(); gpus.min as usize];
     }
 }
 
@@ -420,6 +476,45 @@ mod tests {
         for wrong in ["none.onnx", ".", "models"] {
             let error = lay_out(&[folder.path().join(wrong)], &folder.path().join("other")).unwrap_err().to_string();
             assert!(error.starts_with("--model: found ") && error.ends_with("expected an ONNX file"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_scaled_is_refused_before_anything_starts() {
+        let mut layout = Layout {
+            autoscale: Some(Autoscale { gpus: Range { min: 2, max: 4 } }),
+            backend: vec![BackendLayout::new(1, Vec::new())],
+            ..Layout::default()
+        };
+        let models = repository::load("models".as_ref()).unwrap().models;
+        layout.repository = Some("models".into());
+        let wrong =
+            |layout: &Layout, needed| check_autoscale(layout, &models, needed).map_err(|error| error.to_string());
+        assert_eq!(wrong(&layout, None), Ok(()));
+        assert_eq!(wrong(&layout, Some((4, "plans for GPUs"))), Ok(()));
+        let found = "autoscale.gpus: found 2..4, expected at most 3, as this host has 3 GPUs for plans for GPUs";
+        assert_eq!(wrong(&layout, Some((3, "plans for GPUs"))), Err(found.to_owned()));
+        let too_many = Some(Autoscale { gpus: Range { min: 2, max: 224 } });
+        let found = wrong(&Layout { autoscale: too_many, ..layout.clone() }, None).unwrap_err();
+        assert_eq!(found, "autoscale.gpus: found 2..224, expected at most 223 in all");
+        let of = |backend: Vec<BackendLayout>| wrong(&Layout { backend, ..layout.clone() }, None).unwrap_err();
+        assert!(of(vec![BackendLayout::new(2, Vec::new())]).starts_with("backend.gpus: found 2, expected 1 beside"));
+        assert!(of(Layout::default().backend).starts_with("backend: found 2 of them, expected one beside"));
+        let one = || BackendLayout::new(1, Vec::new());
+        assert!(of(vec![BackendLayout { lanes: Some(1), ..one() }]).starts_with("backend.lanes: found some, "));
+        let programs = vec![("detector".to_owned(), 1)];
+        let found = of(vec![BackendLayout { programs, ..one() }]);
+        assert!(found.starts_with("backend.models: found detector, which a program runs, "), "{found}");
+        // Each has a device of its own, if they need any, and the address of the file is the first one's.
+        layout.backend[0].admin = Some(Address::from(SocketAddr::from(([127, 0, 0, 1], 8002))).into());
+        for (need_devices, gpus) in [(false, "gpus = 1"), (true, "gpus = [3]")] {
+            let mut layout = layout.clone();
+            multiply(&mut layout, need_devices);
+            assert_eq!(layout.backend.len(), 2);
+            let wiring = Wiring::random();
+            let files = [0, 3].map(|index| wiring.backend(&layout, index));
+            assert!(files[1].contains(gpus) && files[1].contains("name = \"backend-3\""), "{}", files[1]);
+            assert_eq!(files.map(|file| file.contains("127.0.0.1:8002")), [true, false]);
         }
     }
 
