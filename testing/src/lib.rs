@@ -1,9 +1,11 @@
-//! What the tests of all crates share: the one way to skip, the one way to hold a port, and the one way to wait.
+//! What the tests of all crates share: the one way to skip, to hold a port, to wait, and to have a Redis.
 
 mod port;
+mod redis;
 mod skip;
 mod wait;
 
 pub use port::Port;
+pub use redis::RedisServer;
 pub use skip::skip;
 pub use wait::{HANG, eventually};

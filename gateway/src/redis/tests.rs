@@ -4,7 +4,6 @@
 use std::{
     io::Write as _,
     net::{SocketAddr, TcpListener},
-    process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -14,73 +13,37 @@ use ensembles::{
 };
 use proto::{Span, Timestamp};
 use repository::{Agreement, Learning, Policy, Selection};
-use testing::{Port, eventually};
+use testing::{RedisServer, eventually};
 
 use super::*;
 
-/// A server, with its folder and its port.
+/// A server, with its folder.
 pub(crate) struct Server {
-    port: Port,
-    options: Vec<String>,
-    child: Option<Child>,
+    pub(crate) process: RedisServer,
     folder: tempfile::TempDir,
 }
 
 impl Server {
-    /// `None`, and said so, where there is no `redis-server`.
+    /// `None`, and said so, where there is none.
     pub(crate) fn start(options: &[&str]) -> Option<Self> {
-        if Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().is_err() {
-            testing::skip("gateway/redis", "redis-server");
-            return None;
-        }
-        let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut server = Self { port: Port::hold(), options, child: None, folder: tempfile::tempdir().unwrap() };
-        server.run();
-        Some(server)
-    }
-
-    pub(crate) fn run(&mut self) {
-        let port = self.port.address().port().to_string();
-        let mut command = Command::new("redis-server");
-        command.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]);
-        command.args(["--appendfsync", "always", "--dir"]).arg(self.folder.path()).args(&self.options);
-        self.child = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
-        let address = self.port.address();
-        eventually("a server", || {
-            let connected = std::net::TcpStream::connect(address);
-            connected.is_ok_and(|mut stream| {
-                stream.write_all(b"PING\r\n").is_ok()
-                    && std::io::Read::read(&mut stream, &mut [0; 64]).is_ok_and(|read| read > 0)
-            })
-        });
-    }
-
-    pub(crate) fn kill(&mut self) -> Option<ExitStatus> {
-        let mut child = self.child.take()?;
-        let _ = child.kill();
-        child.wait().ok()
+        let folder = tempfile::tempdir().unwrap();
+        Some(Self { process: RedisServer::start("gateway/redis", folder.path(), options)?, folder })
     }
 
     /// Stops or continues it as a whole.
     fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(self.child.as_ref().unwrap());
+        let pid = rustix::process::Pid::from_child(self.process.process().unwrap());
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
     pub(crate) fn url(&self, who: &str) -> RedisUrl {
-        RedisUrl(format!("redis://{who}{}/1", self.port.address()))
+        RedisUrl(format!("redis://{who}{}/1", self.process.address()))
     }
 
     /// What one command comes to.
     fn tell(&self, who: &str, command: &[&str]) -> Result<Value, String> {
         let place = Place::of(&config(self.url(who), 10_000), 0).unwrap();
         runtime().block_on(async { place.connect().await?.ask(command).await })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 
@@ -220,7 +183,7 @@ fn a_killed_server_costs_nothing_once_it_is_back() {
     let mut frontend = Frontend::of(&config(server.url(""), 10_000));
     frontend.learn("ann", 1.0);
     frontend.exchange_all();
-    server.kill();
+    server.process.kill();
     frontend.learn("ann", 1.0);
     assert!(frontend.exchange().is_err() && frontend.exchange().is_err());
     frontend.learn("ann", 1.0);
@@ -228,7 +191,7 @@ fn a_killed_server_costs_nothing_once_it_is_back() {
     assert!((known[0] - 1.0 / (1.0 + f64::exp(1.5))).abs() < 1e-9, "what is heard here counts here: {known:?}");
     frontend.now += Span::from_millis(1_000);
     assert!(frontend.ask("ann"), "and is told as stale");
-    server.run();
+    server.process.run();
     assert_eq!(frontend.weights("ann"), known, "each once");
     assert_eq!((frontend.contexts.counts().lost, frontend.contexts.counts().is_silent), (0, false));
 }

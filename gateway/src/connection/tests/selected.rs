@@ -543,7 +543,7 @@ fn no_request_waits_for_a_redis() {
         while metric_now(&mut stream, &peer, taken).await != Some(3.0) {
             tokio::task::yield_now().await;
         }
-        server.kill();
+        server.process.kill();
         let silent = "downbeat_selection_context_store_silent";
         while metric_now(&mut stream, &peer, silent).await != Some(1.0) {
             state_of(&mut stream, &peer, 1_000).await;
@@ -553,7 +553,7 @@ fn no_request_waits_for_a_redis() {
         let (parameters, _) = told(&ask(&mut stream, &vote_of(r#""context":"ann""#)).await);
         let part = f64::exp(-0.5) / (f64::exp(-0.5) + 2.0);
         assert!((parameters["confidence"].as_f64().unwrap() - (1.0 - part)).abs() < 1e-9, "by what was known last");
-        server.run();
+        server.process.run();
         while state_of(&mut stream, &peer, 1_000).await != json!("current") {}
         assert_eq!(metric_now(&mut stream, &peer, silent).await, Some(0.0));
     });
