@@ -34,7 +34,7 @@ use crate::{
     probes::{HEALTH_CHECK, SERVICE_PATH},
     protocol::messages::outline,
     regions::cuda,
-    selections::{Heard, Told},
+    selections::{Heard, Told, Which},
     server::Caller,
     service::{Service, no_room},
     settings::Settings,
@@ -217,7 +217,7 @@ fn register_cuda(region: &CudaSharedMemoryRegisterRequest) -> Result<CudaSharedM
 fn feedback(service: &Service, of: Client, request: FeedbackRequest) -> Result<FeedbackResponse, InferError> {
     let FeedbackRequest { model_name, model_version, feedback } = request;
     let told = |Item { request, outputs }: Item| Told {
-        request,
+        which: Which::Ticket(request),
         outputs: Ok(outputs.into_iter().map(|Output { name, data }| (name, data)).collect()),
     };
     let told = feedback.into_iter().map(told).collect();

@@ -31,7 +31,7 @@ use crate::{
     loads,
     pool::AT_ONCE_BYTES_MAX,
     regions::cuda,
-    selections::{Heard, Told},
+    selections::Heard,
     server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
     service::Service,
     settings::Settings,
@@ -353,7 +353,7 @@ fn feedback(service: &Service, of: Client, at: At<'_>, body: &Settings) -> Resul
         None => json!({ "request": request, "outcome": outcome.told() }),
         Some(error) => json!({ "request": request, "outcome": outcome.told(), "error": error }),
     };
-    let heard = service.feedback(of, (at.model, at.version), Told::all_of(body)?)?;
+    let heard = service.feedback_of(of, (at.model, at.version), body)?;
     Ok(ok(&json!({ "model_name": at.model, "results": heard.into_iter().map(result).collect::<Vec<_>>() })))
 }
 

@@ -4,6 +4,8 @@
 //! Each answer of an ensemble that learns has a ticket: a number of this frontend's life, in which it is used once.
 //! What feedback needs of the predictions is kept under it, `feedback_timeout_ms` at most and `feedback_bytes` in all;
 //! the oldest go first. Feedback counts once: a second one for the same ticket says the same, or contradicts it.
+//! Instead of a ticket it may name a request's inputs: it is then for the latest request of that client with these
+//! (Clipper, section 5).
 //!
 //! A request that names a context asks whom that context has learned to ask, and its feedback is that context's alone
 //! (Clipper, section 5.3); contexts take `contexts_bytes` in all, and are exchanged with a store if there is one.
@@ -31,12 +33,14 @@ use repository::{Agreement, EnsembleStep, Model, Policy, Selection};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::{access::Client, metrics::FeedbackOutcome, protocol::Parameters, record::Record, settings::Settings};
+use crate::{
+    access::Client, cache::Question, metrics::FeedbackOutcome, protocol::Parameters, record::Record, settings::Settings,
+};
 
 /// Feedback in one body.
 const ITEMS_MAX: usize = 1024;
 /// What a join takes besides what members predicted.
-const JOIN_BYTES: usize = 256;
+const JOIN_BYTES: usize = 320;
 
 /// What all ensembles have learned, and what waits for feedback.
 pub struct Selections {
@@ -57,6 +61,8 @@ struct State {
     contexts: Contexts<Client>,
     /// By ticket, and so by age.
     joins: BTreeMap<u64, Join>,
+    /// The latest ticket of each question.
+    asked: BTreeMap<(Client, Question), u64>,
     bytes: usize,
     tickets: u64,
 }
@@ -74,6 +80,15 @@ pub(crate) struct Chosen {
     pub(crate) choice: Choice,
     /// If it names a context.
     pub(crate) context: Option<InContext>,
+}
+
+/// What a request's end needs of its beginning.
+#[derive(Debug, Default)]
+pub(crate) struct Joining {
+    /// If it names a context.
+    pub(crate) context: Option<InContext>,
+    /// If feedback may name its inputs.
+    pub(crate) question: Option<Question>,
 }
 
 /// In which context a request is answered.
@@ -98,6 +113,7 @@ struct Join {
     context: Option<contexts::Place>,
     /// By step; of each output the rows.
     predictions: Vec<Option<Vec<Kept>>>,
+    question: Option<Question>,
     bytes: usize,
     /// A digest of the feedback that counted.
     heard: Option<u64>,
@@ -110,17 +126,24 @@ enum Kept {
     Rows(Box<[u8]>),
 }
 
+/// Which request feedback is for.
+pub(crate) enum Which {
+    /// By the ticket of its answer.
+    Ticket(String),
+    /// By its inputs; why these cannot be read otherwise.
+    Inputs(Result<Question, InferError>),
+}
+
 /// Feedback for one request, as a client says it.
 pub(crate) struct Told {
-    /// The ticket of its answer.
-    pub(crate) request: String,
+    pub(crate) which: Which,
     /// What would have been right, by the name of an output; why that cannot be read otherwise.
     pub(crate) outputs: Result<Vec<(String, Vec<f64>)>, InferError>,
 }
 
 /// What became of it.
 pub(crate) struct Heard {
-    /// The ticket.
+    /// The ticket; none if no request had these inputs.
     pub(crate) request: String,
     pub(crate) outcome: FeedbackOutcome,
     /// Why it is malformed, if it is.
@@ -139,8 +162,8 @@ impl Selections {
     #[must_use]
     pub fn new(life: u64, (bytes_max, timeout): (usize, Span), contexts_bytes_max: usize) -> Self {
         let contexts = Contexts::new(contexts_bytes_max);
-        let (learners, joins) = (BTreeMap::new(), BTreeMap::new());
-        let state = State { learners, loads: 0, contexts, joins, bytes: 0, tickets: 0 };
+        let (learners, joins, asked) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let state = State { learners, loads: 0, contexts, joins, asked, bytes: 0, tickets: 0 };
         Self { life, bytes_max, timeout, state: RefCell::new(state), wake: Notify::new() }
     }
 
@@ -235,7 +258,7 @@ impl Selections {
         (now, client): (Timestamp, Client),
         (index, face): (Option<usize>, &Rc<Model>),
         (rows, is_answered): (usize, bool),
-        (selected, context): (&Selected, Option<InContext>),
+        (selected, joining): (&Selected, Joining),
     ) -> Parameters {
         let Some((steps, selection)) = selection_of(face) else { return Parameters::new() };
         let names = names(steps);
@@ -257,15 +280,15 @@ impl Selections {
         told.insert("confidence".to_owned(), json!(selected.confidence));
         told.insert("members".to_owned(), json!(members.join(",")));
         told.insert("default".to_owned(), json!(selected.is_default));
-        if let Some(context) = &context {
+        if let Some(context) = &joining.context {
             told.insert("context_state".to_owned(), json!(context.told()));
         }
         if index.is_some()
             && selection.policy.learning().is_some()
             && selected.predictions.iter().any(Option::is_some)
-            && let Some(ticket) = self.join((now, client), face, (selection, rows), (selected, context))
+            && let Some(ticket) = self.join((now, client), face, (selection, rows), (selected, joining))
         {
-            told.insert("feedback".to_owned(), json!(format!("{:016x}-{ticket}", self.life)));
+            told.insert("feedback".to_owned(), json!(self.told_ticket(ticket)));
         }
         told
     }
@@ -275,7 +298,7 @@ impl Selections {
         (at, client): (Timestamp, Client),
         face: &Rc<Model>,
         (selection, rows): (&Selection, usize),
-        (selected, context): (&Selected, Option<InContext>),
+        (selected, Joining { context, question }): (&Selected, Joining),
     ) -> Option<u64> {
         let context = match context {
             Some(InContext::Own(place, _)) => Some(place),
@@ -298,7 +321,11 @@ impl Selections {
         state.bytes += bytes;
         let Choice { request, probability, .. } = selected.choice;
         let (ensemble, heard) = (Rc::clone(face), None);
-        let join = Join { at, client, ensemble, request, probability, rows, context, predictions, bytes, heard };
+        let join =
+            Join { at, client, ensemble, request, probability, rows, context, predictions, question, bytes, heard };
+        if let Some(question) = question {
+            state.asked.insert((client, question), ticket);
+        }
         state.joins.insert(ticket, join);
         while let Some(oldest) = state.joins.first_entry()
             && (oldest.get().at + self.timeout <= at || state.bytes > self.bytes_max)
@@ -328,9 +355,11 @@ impl Selections {
             return Err(invalid("feedback", told.len(), format_args!("a list of at most {ITEMS_MAX}")));
         }
         let mut heard = Vec::with_capacity(told.len());
-        for Told { request, outputs } in told {
-            let item = outputs.and_then(|outputs| Item::of(face, &request, &outputs));
+        for Told { which, outputs } in told {
+            let request = self.ticket_of(client, which);
+            let item = request.clone().and_then(|request| Item::of(face, request.as_deref(), &outputs?));
             let taken = item.and_then(|item| self.take((now, client), (index, face), &item));
+            let request = request.ok().flatten().unwrap_or_default();
             let (outcome, error) = taken
                 .map_or_else(|error| (FeedbackOutcome::Malformed, Some(error.to_string())), |outcome| (outcome, None));
             record.handle_feedback(index, outcome);
@@ -341,6 +370,29 @@ impl Selections {
             record.handle_weights(index, &names(steps), &learner.weights());
         }
         Ok(heard)
+    }
+
+    /// The ticket of the request that is meant; `None` if none had these inputs.
+    fn ticket_of(&self, client: Client, which: Which) -> Result<Option<String>, InferError> {
+        match which {
+            Which::Ticket(ticket) if ticket.is_empty() => {
+                Err(invalid("request", "none", "what the answer's parameter 'feedback' says, or inputs"))
+            }
+            Which::Ticket(ticket) => Ok(Some(ticket)),
+            Which::Inputs(question) => {
+                let ticket = self.state.borrow().asked.get(&(client, question?)).copied();
+                Ok(ticket.map(|ticket| self.told_ticket(ticket)))
+            }
+        }
+    }
+
+    fn told_ticket(&self, ticket: u64) -> String {
+        format!("{:016x}-{ticket}", self.life)
+    }
+
+    /// Whether answers wait for feedback at all.
+    pub(crate) fn joins(&self) -> bool {
+        self.bytes_max > 0
     }
 
     /// What becomes of one item.
@@ -414,8 +466,13 @@ impl InContext {
 
 impl State {
     fn drop_oldest(&mut self) {
-        if let Some((_, join)) = self.joins.pop_first() {
-            self.bytes -= join.bytes;
+        let Some((ticket, join)) = self.joins.pop_first() else { return };
+        self.bytes -= join.bytes;
+        // A later one of the same question has taken its place.
+        if let Some(question) = join.question.map(|question| (join.client, question))
+            && self.asked.get(&question) == Some(&ticket)
+        {
+            self.asked.remove(&question);
         }
     }
 }
@@ -486,18 +543,28 @@ fn wrong_rows(kind: &OutputKind, kept: &Kept, right: &[f64], rows: usize) -> usi
 }
 
 impl Told {
-    /// The list that a body of JSON brings.
+    /// The list that a body of JSON brings, where inputs (and the context) of an item are such a question.
     ///
     /// # Errors
     /// If there is none.
-    pub(crate) fn all_of(body: &Settings) -> Result<Vec<Self>, InferError> {
+    pub(crate) fn all_of(
+        body: &Settings,
+        question: impl Fn(&Value) -> Result<Question, InferError>,
+    ) -> Result<Vec<Self>, InferError> {
         let items = body.get("feedback").and_then(Value::as_array);
         let found = || body.get("feedback").map_or("none", |_| "something else");
-        items.map(|items| items.iter().map(Self::of).collect()).ok_or_else(|| invalid("feedback", found(), "a list"))
+        items
+            .map(|items| items.iter().map(|item| Self::of(item, &question)).collect())
+            .ok_or_else(|| invalid("feedback", found(), "a list"))
     }
 
-    fn of(item: &Value) -> Self {
-        let request = item.get("request").and_then(Value::as_str).unwrap_or_default().to_owned();
+    fn of(item: &Value, question: impl Fn(&Value) -> Result<Question, InferError>) -> Self {
+        let ticket = item.get("request").and_then(Value::as_str).unwrap_or_default();
+        let which = match item.get("inputs") {
+            None => Which::Ticket(ticket.to_owned()),
+            Some(_) if !ticket.is_empty() => Which::Inputs(Err(invalid("request, inputs", "both", "one of them"))),
+            Some(_) => Which::Inputs(question(item)),
+        };
         let outputs = item.get("outputs").and_then(Value::as_array).ok_or_else(|| {
             let found = item.get("outputs").map_or_else(|| "none".to_owned(), |value| excerpt(&value.to_string()));
             invalid("outputs", found, "a list of outputs, each with its name and data")
@@ -512,16 +579,13 @@ impl Told {
             let key = || format!("outputs['{}'].data", excerpt(name));
             Ok((name.to_owned(), data.ok_or_else(|| invalid(&key(), found(), "a list of numbers"))?))
         };
-        Self { request, outputs: outputs.and_then(|outputs| outputs.iter().map(output).collect()) }
+        Self { which, outputs: outputs.and_then(|outputs| outputs.iter().map(output).collect()) }
     }
 }
 
 impl Item {
     /// What a client says of outputs that the ensemble has, each once.
-    fn of(face: &Model, ticket: &str, told: &[(String, Vec<f64>)]) -> Result<Self, InferError> {
-        if ticket.is_empty() {
-            return Err(invalid("request", "none", "what the answer's parameter 'feedback' says"));
-        }
+    fn of(face: &Model, ticket: Option<&str>, told: &[(String, Vec<f64>)]) -> Result<Self, InferError> {
         if told.is_empty() {
             return Err(invalid("outputs", "none", "a list of outputs, each with its name and data"));
         }
@@ -539,7 +603,8 @@ impl Item {
             outputs.push((index, data.clone()));
         }
         outputs.sort_by_key(|(index, _)| *index);
-        Ok(Self { ticket: ticket.to_owned(), outputs })
+        // No ticket is that of a request that has not been.
+        Ok(Self { ticket: ticket.unwrap_or_default().to_owned(), outputs })
     }
 
     /// What it says would have been right, as one number.

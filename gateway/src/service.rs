@@ -20,7 +20,6 @@ use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange, scheduler_to_fr
 use repository::{Configuration, Ensemble, Model, Tensor};
 
 use crate::{
-    access::Client,
     ahead::Gates,
     api::{
         ModelMetadataResponse, ModelStatistics, RepositoryIndexResponse, ServerMetadataResponse,
@@ -34,7 +33,7 @@ use crate::{
     recent::Recent,
     record::Record,
     regions::AllRegions,
-    selections::{Heard, Selections, Told},
+    selections::Selections,
     server::BodyMax,
     settings::{LogSettings, Settings, Tracer},
     trace::{OpenTrace, TraceContext, Tracing},
@@ -47,6 +46,7 @@ pub(crate) use inference::no_room;
 pub use inference::{Answer, Arrival, Asker, Submitted, timing_text};
 
 mod cached;
+mod feedback;
 mod inference;
 mod shadows;
 
@@ -170,20 +170,6 @@ impl Service {
     #[must_use]
     pub fn learning(self, selections: Selections) -> Self {
         Self { selections, ..self }
-    }
-
-    /// Takes a client's feedback for an ensemble.
-    ///
-    /// # Errors
-    /// If there is no such model, it does not learn, or that is too much.
-    pub(crate) fn feedback(
-        &self,
-        of: Client,
-        (model, version): (&str, Option<&str>),
-        told: Vec<Told>,
-    ) -> Result<Vec<Heard>, InferError> {
-        let (index, face) = self.find(model, version)?;
-        self.selections.handle_feedback(&self.record, (self.desk.now(), of), (index, &face), told)
     }
 
     /// What a request to load a model may be: as large as one for inference if loads may bring files along.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use repository::{DataType, Ensemble, Executor, Tensor};
 
 use super::*;
-use crate::{config::MetricsConfig, testing};
+use crate::{cache::Digester, config::MetricsConfig, testing};
 
 const ME: Client = Client::Certificate([1; 16]);
 
@@ -53,13 +53,13 @@ impl Bench {
 
     /// What its reply says.
     fn told(&self, now: i64, predictions: Vec<Option<Vec<Bytes>>>, index: Option<usize>) -> Parameters {
-        self.told_in(None, now, predictions, index)
+        self.told_in((None, None), now, predictions, index)
     }
 
     /// The same of a request that names a context.
     fn told_in(
         &self,
-        context: Option<&str>,
+        (context, question): (Option<&str>, Option<Question>),
         now: i64,
         predictions: Vec<Option<Vec<Bytes>>>,
         index: Option<usize>,
@@ -71,13 +71,20 @@ impl Bench {
         let (is_doubted, is_default, in_vain) = (false, false, Vec::new());
         let selected = Selected { choice, predictions, counted, confidence, is_doubted, is_default, in_vain };
         let at = (Timestamp(now * 1_000_000), ME);
-        self.selections.handle_ended(&self.record, at, (index, &self.face), (2, true), (&selected, context))
+        self.selections.handle_ended(
+            &self.record,
+            at,
+            (index, &self.face),
+            (2, true),
+            (&selected, Joining { context, question }),
+        )
     }
 
     fn feedback(&self, now: i64, ticket: &str, data: &[f64]) -> String {
         let item = json!({ "request": ticket, "outputs": [{ "name": "y", "data": data }] });
         let body = [("feedback".to_owned(), json!([item]))].into_iter().collect();
-        let (at, told) = ((Timestamp(now * 1_000_000), ME), Told::all_of(&body).unwrap());
+        let (at, told) =
+            ((Timestamp(now * 1_000_000), ME), Told::all_of(&body, |_| panic!("it has a ticket")).unwrap());
         let heard = self.selections.handle_feedback(&self.record, at, (0, &self.face), told).unwrap();
         heard[0].outcome.told().to_owned()
     }
@@ -156,9 +163,9 @@ fn feedback_of_a_context_is_that_contexts_alone() {
         let state = bench.selections.state.borrow();
         state.contexts.weights(&state.learners[&0].kind, &context.into()).unwrap()
     };
-    let told = bench.told_in(Some("ann"), 0, predictions(), Some(0));
+    let told = bench.told_in((Some("ann"), None), 0, predictions(), Some(0));
     assert_eq!(told["context_state"], json!("current"));
-    bench.told_in(Some("bob"), 0, predictions(), Some(0));
+    bench.told_in((Some("bob"), None), 0, predictions(), Some(0));
     let ticket = told["feedback"].as_str().unwrap().to_owned();
     assert_eq!(bench.feedback(1, &ticket, &[0.0, 1.0]), "counted");
     assert_eq!(bench.feedback(1, &ticket, &[0.0, 1.0]), "repeated");
@@ -172,8 +179,41 @@ fn feedback_of_a_context_is_that_contexts_alone() {
 fn where_contexts_have_no_room_all_are_answered_alike() {
     let mut bench = Bench::new(Agreement::Argmax, 1 << 16);
     bench.selections = Selections::new(7, (1 << 16, Span::from_millis(1000)), 0);
-    let told = bench.told_in(Some("ann"), 0, predictions(), Some(0));
+    let told = bench.told_in((Some("ann"), None), 0, predictions(), Some(0));
     assert_eq!(told["context_state"], json!("common"));
     assert_eq!(bench.feedback(1, told["feedback"].as_str().unwrap(), &[0.0, 1.0]), "counted");
     assert!(are_near(&bench.weights(), &expected([0.0, 0.5, 0.0])));
+}
+
+#[test]
+fn feedback_by_inputs_is_for_the_latest_request_that_had_them() {
+    let bench = Bench::new(Agreement::Argmax, 1 << 12);
+    let digester = Digester::new([7; 4]);
+    let [one, other] = [1, 2].map(|number| digester.question(&[number], &[], &[]));
+    let ask = |now: i64, question| bench.told_in((None, Some(question)), now, predictions(), Some(0));
+    let feedback = |now: i64, client: Client, question: Question, data: [f64; 2]| {
+        let told = Told { which: Which::Inputs(Ok(question)), outputs: Ok(vec![("y".to_owned(), data.to_vec())]) };
+        let at = (Timestamp(now * 1_000_000), client);
+        let mut heard = bench.selections.handle_feedback(&bench.record, at, (0, &bench.face), vec![told]).unwrap();
+        let Heard { request, outcome, error } = heard.remove(0);
+        assert_eq!(error, None);
+        (request, outcome.told())
+    };
+    assert_eq!(feedback(0, ME, one, [0.0, 1.0]), (String::new(), "unknown"));
+    ask(0, one);
+    let ticket = ask(0, one)["feedback"].as_str().unwrap().to_owned();
+    assert_eq!(feedback(1, ME, other, [0.0, 1.0]), (String::new(), "unknown"));
+    assert_eq!(feedback(1, Client::Certificate([2; 16]), one, [0.0, 1.0]).1, "unknown", "somebody else asked that");
+    assert_eq!(feedback(1, ME, one, [0.0, 1.0]), (ticket.clone(), "counted"));
+    assert_eq!(feedback(1, ME, one, [0.0, 1.0]), (ticket.clone(), "repeated"), "once, however often it is sent");
+    assert_eq!(feedback(1, ME, one, [1.0, 1.0]).1, "contradictory");
+    assert_eq!(bench.feedback(1, &ticket, &[0.0, 1.0]), "repeated", "of a ticket it is the same");
+    assert!(are_near(&bench.weights(), &expected([0.0, 0.5, 0.0])));
+    // What is forgotten leaves nothing behind.
+    (0..100).for_each(|_| drop(ask(2, other)));
+    let state = bench.selections.state.borrow();
+    assert_eq!(state.asked.keys().collect::<Vec<_>>(), [&(ME, other)]);
+    drop(state);
+    assert_eq!(feedback(2, ME, one, [0.0, 1.0]).1, "unknown");
+    assert_eq!(feedback(5_000, ME, other, [0.0, 1.0]).1, "late");
 }

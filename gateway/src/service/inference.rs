@@ -29,7 +29,7 @@ use crate::{
     },
     recent::ReceivedAgo,
     regions::Part,
-    selections::InContext,
+    selections::Joining,
     trace::OpenTrace,
 };
 
@@ -70,8 +70,8 @@ pub struct Submitted<'a> {
     ahead: Option<Ahead>,
     /// What others are asked once it is answered.
     mirrored: Option<Mirrored>,
-    /// Of an ensemble that learns, if the request names one.
-    context: Option<InContext>,
+    /// Of an ensemble that learns.
+    joining: Joining,
     model: Rc<Model>,
     id: Option<String>,
     outputs: Vec<OutputChoice>,
@@ -220,9 +220,11 @@ impl Service {
             let asker = (self.desk.now(), arrival.asker.client, terms.context());
             let chosen = self.selections.choose(&self.record, (index, &model), asker);
             let (choice, context) = chosen.map_or((None, None), |chosen| (Some(chosen.choice), chosen.context));
+            let question = self.feedback_question((index, &model), &inputs, terms.context());
+            let joining = Joining { context, question };
             let mirrored = Mirrored::of(choice.as_ref(), (index, &model), terms.application(), &inputs, charge);
             let prepared = terms.for_ensemble((index, model), (inputs, waited), (client, room, known), choice);
-            Submitted { mirrored, context, ..self.submit_ensemble(prepared, arrival, trace)? }
+            Submitted { mirrored, joining, ..self.submit_ensemble(prepared, arrival, trace)? }
         } else {
             let mut prepared = terms.with(&model, index, inputs)?;
             prepared.checked.waited = waited;
@@ -295,7 +297,7 @@ impl Service {
             asking: None,
             ahead: None,
             mirrored: None,
-            context: None,
+            joining: Joining::default(),
             model,
             id,
             outputs,
@@ -309,7 +311,7 @@ impl Service {
         client: Client,
         model: &Rc<Model>,
         result: &Result<Reply, InferError>,
-        of: (&Selected, Option<InContext>),
+        of: (&Selected, Joining),
     ) -> Parameters {
         // One that was loaded anew meanwhile is another one.
         let found = self.find(&model.name, Some(&model.version)).ok().filter(|(_, found)| Rc::ptr_eq(found, model));
@@ -383,7 +385,7 @@ impl Submitted<'_> {
     /// # Errors
     /// Why there is none.
     pub async fn wait(self, trace: &mut OpenTrace) -> Result<Answer, InferError> {
-        let Self { service, client, under_way, admitted_in, ago, asking, ahead, mirrored, context, .. } = self;
+        let Self { service, client, under_way, admitted_in, ago, asking, ahead, mirrored, joining, .. } = self;
         let Self { model, id, outputs, _parts, .. } = self;
         let Ended { result, steps, selected } = under_way.wait().await;
         match (asking, &result) {
@@ -408,7 +410,7 @@ impl Submitted<'_> {
         let epochs = [admitted_in, service.epoch()];
         let number = service.recent.borrow_mut().push((client, id.as_deref()), &model.name, epochs, outcome, &steps);
         let parameters =
-            selected.as_ref().map(|selected| service.told_of(client, &model, &result, (selected, context)));
+            selected.as_ref().map(|selected| service.told_of(client, &model, &result, (selected, joining)));
         let reply = result?;
         if let (Some(mirrored), Some(selected)) = (mirrored, selected) {
             service.shadows.begin(&service.means(), mirrored, (reply.rows, &steps, &selected));

@@ -481,6 +481,43 @@ fn feedback_comes_by_grpc_as_well() {
 }
 
 #[test]
+fn feedback_may_name_the_inputs_instead() {
+    with(ensemble(learning(), None, 0.0), async |address, peer| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let inputs = serde_json::from_str::<Value>(GOOD).unwrap()["inputs"].clone();
+        let of = |inputs: &Value, context: Option<&str>| {
+            let item = json!({ "inputs": inputs, "outputs": [{ "name": "y", "data": [3] }] });
+            let mut item = item.as_object().unwrap().clone();
+            item.extend(context.map(|context| ("context".to_owned(), json!(context))));
+            Value::Object(item)
+        };
+        let heard = ask(&mut stream, &feedback_of(&[of(&inputs, None)])).await;
+        assert_eq!(outcomes(&heard), ["unknown"], "nobody has asked that");
+        peer.fates.borrow_mut().extend([OTHER, DOUBLED, DOUBLED]);
+        let ticket = told(&ask(&mut stream, &vote_of("")).await).0["feedback"].clone();
+        told(&ask(&mut stream, &vote_of(r#""context":"ann""#)).await);
+        let mut others = inputs.clone();
+        others[0]["data"] = json!([1, 2, 3, 5]);
+        let heard = ask(&mut stream, &feedback_of(&[of(&inputs, None), of(&inputs, None), of(&others, None)])).await;
+        assert_eq!(outcomes(&heard), ["counted", "repeated", "unknown"]);
+        assert_eq!(heard.json()["results"][0]["request"], ticket);
+        let heard = ask(&mut stream, &feedback_of(&[of(&inputs, Some("ann")), of(&inputs, Some("bob"))])).await;
+        assert_eq!(outcomes(&heard), ["counted", "unknown"], "each context is asked by itself");
+        let first = r#"downbeat_selection_weight{member="double",model="vote",version="1"}"#;
+        let weight = metric_now(&mut stream, &peer, first).await.unwrap();
+        assert!((weight - f64::exp(-0.5) / (f64::exp(-0.5) + 2.0)).abs() < 1e-9, "{weight}");
+        let mut both = of(&inputs, None);
+        both["request"] = ticket;
+        let mut short = inputs.clone();
+        short[0]["data"] = json!([1]);
+        let wrong = [both, of(&short, None), of(&json!(7), None), of(&inputs, Some(""))];
+        let heard = ask(&mut stream, &feedback_of(&wrong)).await;
+        assert_eq!(outcomes(&heard), ["malformed"; 4], "{heard:?}");
+        assert_eq!(heard.json()["results"][0]["error"], "request, inputs: found both, expected one of them");
+    });
+}
+
+#[test]
 fn a_request_names_its_context_over_both_protocols() {
     with(ensemble(learning(), None, 0.0), async |address, peer| {
         let mut stream = TcpStream::connect(address).await.unwrap();
