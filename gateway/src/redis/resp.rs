@@ -1,5 +1,5 @@
-//! RESP2, the protocol of Redis, as far as a frontend speaks it (redis.io, "Redis serialization protocol specification").
-//! What is read is bounded: a server that talks nonsense is found out before it is believed. No IO.
+//! RESP2, the protocol of Redis, as far as a frontend speaks it (redis.io, "Redis serialization protocol
+//! specification"). What is read is bounded: a server that talks nonsense is found out before it is believed. No IO.
 
 use std::io::Write as _;
 
