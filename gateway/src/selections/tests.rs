@@ -188,7 +188,7 @@ fn where_contexts_have_no_room_all_are_answered_alike() {
 #[test]
 fn feedback_by_inputs_is_for_the_latest_request_that_had_them() {
     let bench = Bench::new(Agreement::Argmax, 1 << 12);
-    let digester = Digester::new([7; 4]);
+    let digester = Digester::new([7; 16]);
     let [one, other] = [1, 2].map(|number| digester.question(&[number], &[], &[]));
     let ask = |now: i64, question| bench.told_in((None, Some(question)), now, predictions(), Some(0));
     let feedback = |now: i64, client: Client, question: Question, data: [f64; 2]| {
