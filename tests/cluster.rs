@@ -4,6 +4,8 @@
 
 #[path = "cluster/calls.rs"]
 mod calls;
+#[path = "cluster/contexts.rs"]
+mod contexts;
 #[path = "cluster/elastic.rs"]
 mod elastic;
 #[path = "cluster/failover.rs"]
