@@ -553,6 +553,9 @@ impl Shard {
             .on_done(backend, id, &failed)
             .ok_or_else(|| Violation(format!("{id:?} is reported done, but {backend:?} does not run it")))?;
         self.note_done(now, backend, &done, outcome);
+        if matches!(outcome, PlanOutcome::WindowMissed { .. }) {
+            self.count_rejected((backend, id), done.model);
+        }
         // What a backend says of its clock must not keep its GPU from being free.
         let freed_at = match outcome {
             PlanOutcome::Executed { finished_at, .. } => Some(finished_at.min(now)),

@@ -35,6 +35,14 @@ impl Shard {
         }
     }
 
+    /// A backend has rejected a batch whose window was over, and with it what its tasks asked for.
+    pub(super) fn count_rejected(&mut self, (backend, plan): (BackendId, PlanId), model: ModelId) {
+        let (_, lost) = self.plans.in_time(backend, plan, Timestamp::NEVER);
+        if let Some(entry) = self.models.get_mut(&model) {
+            entry.served.lost += lost;
+        }
+    }
+
     /// What was counted since the last time, of each model that has anything to tell; what is asked for of those alone.
     pub(crate) fn take_served(&mut self, now: Timestamp) -> Vec<(ModelId, Served)> {
         let told = self.models.iter_mut().filter(|(_, entry)| !entry.served.is_none());

@@ -21,6 +21,8 @@ struct World {
     free_at: Timestamp,
     /// What the GPU has, by its ends.
     running: VecDeque<(Timestamp, PlanId, usize)>,
+    /// It rejects every batch, as if its window were over.
+    is_late: bool,
 }
 
 impl World {
@@ -28,7 +30,7 @@ impl World {
         let mut cluster = scheduler(&ClusterConfig { policy, reestimate: false, ..config() });
         let (frontend, backend) = join(&mut cluster, Timestamp(0));
         let (now, running) = (Timestamp(0), VecDeque::new());
-        Self { cluster, frontend, backend, now, submitted: 0, free_at: now, running }
+        Self { cluster, frontend, backend, now, submitted: 0, free_at: now, running, is_late: false }
     }
 
     /// So many tasks every ten milliseconds, for so long; without an objective if `slo` is none.
@@ -62,7 +64,11 @@ impl World {
                 return;
             }
             if let Some((ends_at, plan, size)) = self.running.pop_front_if(|(ends_at, ..)| *ends_at <= self.now) {
-                let outcome = PlanOutcome::Executed { started_at: ends_at - execution(size), finished_at: ends_at };
+                let started_at = ends_at - execution(size);
+                let outcome = match self.is_late {
+                    false => PlanOutcome::Executed { started_at, finished_at: ends_at },
+                    true => PlanOutcome::WindowMissed { rejected_at: started_at },
+                };
                 let answered = BackendToModelThread::Answered { plan, undelivered: vec![] };
                 for message in [plan_done(plan, outcome, vec![]), answered] {
                     self.cluster.handle_backend_message(self.now, Port::Control, self.backend, message).unwrap();
@@ -94,6 +100,21 @@ fn more_gpus_are_needed_where_one_is_too_few_and_fewer_when_the_load_has_gone() 
     let advice = world.advice();
     assert_eq!((advice.needed, advice.sub_clusters[0].reason), (Some(1), Reason::Work), "{}", advice.reason());
     assert!(advice.lost_part < 0.01 && (0.2..0.7).contains(&advice.busy), "{advice:?}");
+}
+
+/// A cluster on a busy machine lost 4 % of its requests so, and said that it lost none.
+#[test]
+fn what_a_backend_rejects_is_lost() {
+    let mut world = World::new(Policy::Downbeat);
+    world.is_late = true;
+    world.run(65, 1, SLO);
+    let advice = world.advice();
+    assert_eq!((advice.in_time, advice.lost_part), (0, 1.0), "{advice:?}");
+    assert!(advice.lost > 6_000 && advice.lost <= world.submitted, "{advice:?}");
+    let mut world = World::new(Policy::Downbeat);
+    world.is_late = true;
+    world.run(1, 1, None);
+    assert_eq!(world.advice().lost, 0, "without an objective");
 }
 
 #[test]
