@@ -6,11 +6,11 @@ use transport::{Access, ConnectionId, Event, Faults, REGIONS_MAX, Region, Region
 use crate::fabric::{Fabric, pattern};
 
 const BYTES: usize = 1024 * 1024;
-const OWNER: usize = 2;
 
-/// Two nodes that connect to a third one, and the region that it opens to each of them.
+/// Nodes that connect to the last one, and the region that it opens to each of them.
 struct Opened {
     fabric: Fabric,
+    owner: usize,
     region: Region,
 }
 
@@ -32,23 +32,24 @@ impl Opened {
     fn over(fabric: Fabric) -> Self {
         let region = Region::allocate(BYTES).unwrap();
         region.write(0, &pattern(1, BYTES));
-        Self { fabric, region }
+        let owner = fabric.nodes.len() - 1;
+        Self { fabric, owner, region }
     }
 
     /// Connects a node, which is told the key in a welcome of this length at least. Yields its connection as both know
     /// it; what comes of that is for the caller to see.
     fn ask(&mut self, node: usize, welcome_bytes: usize) -> (ConnectionId, ConnectionId) {
-        let (now, to) = (self.fabric.now(), self.fabric.address(OWNER));
+        let (now, to) = (self.fabric.now(), self.fabric.address(self.owner));
         let ours = self.fabric.nodes[node].endpoint.connect(now, to, Vec::new());
-        let Event::Incoming { connection: theirs, .. } = self.fabric.event(OWNER) else { panic!("not incoming") };
+        let Event::Incoming { connection: theirs, .. } = self.fabric.event(self.owner) else { panic!("not incoming") };
         let welcome = |RegionKey { address, rkey, .. }: RegionKey| {
             let told = [&address.to_le_bytes()[..], &rkey.to_le_bytes()[..]].concat();
             let rest = welcome_bytes.saturating_sub(told.len());
             [told, vec![0; rest]].concat()
         };
         let (now, access) = (self.fabric.now(), Access { remote_read: true, remote_write: true });
-        let owner = &mut self.fabric.nodes[OWNER].endpoint;
-        owner.accept_opening(now, theirs, (&self.region, access), welcome);
+        let endpoint = &mut self.fabric.nodes[self.owner].endpoint;
+        endpoint.accept_opening(now, theirs, (&self.region, access), welcome);
         (ours, theirs)
     }
 
@@ -66,7 +67,7 @@ impl Opened {
 
     fn transfer(&self, node: usize, told: Linked) -> Transfer {
         let Linked { address: remote_address, rkey, .. } = told;
-        Transfer { rkey, remote_address, ..self.fabric.transfer(node, OWNER, 7, 0, BYTES) }
+        Transfer { rkey, remote_address, ..self.fabric.transfer(node, self.owner, 7, 0, BYTES) }
     }
 
     /// READs over a connection, by what another one was told, perhaps.
@@ -105,11 +106,11 @@ impl Opened {
     /// A connection has ended on both sides.
     fn ended(&mut self, linked: Linked) {
         self.fabric.disconnected(linked.node, linked.ours);
-        self.fabric.disconnected(OWNER, linked.theirs);
+        self.fabric.disconnected(self.owner, linked.theirs);
     }
 
     fn end(&mut self, linked: Linked) {
-        self.fabric.nodes[OWNER].endpoint.disconnect(linked.theirs);
+        self.fabric.nodes[self.owner].endpoint.disconnect(linked.theirs);
         self.ended(linked);
     }
 }
@@ -125,7 +126,7 @@ fn each_peer_reads_and_writes_by_the_key_that_it_was_told() {
         opened.fabric.nodes[linked.node].region.write(0, &answer);
         assert_eq!(opened.write(linked, linked), Ok(()));
         assert!(opened.bytes() == answer);
-        let told = opened.fabric.event(OWNER);
+        let told = opened.fabric.event(opened.owner);
         assert!(matches!(told, Event::Immediate { connection, .. } if connection == linked.theirs), "{told:?}");
     }
 }
@@ -150,12 +151,12 @@ fn a_key_opens_nothing_over_another_connection() {
 fn a_key_opens_nothing_to_who_was_told_none() {
     let mut opened = Opened::new();
     let honest = opened.link(0);
-    let (ours, theirs) = opened.fabric.connect(1, OWNER);
+    let (ours, theirs) = opened.fabric.connect(1, opened.owner);
     let thief = Linked { node: 1, ours, theirs, ..honest };
     assert_eq!(opened.read(thief, honest), Err(TransferError::RemoteAccess));
     opened.ended(thief);
     // What the owner opens to all is not opened over this one.
-    let RegionKey { address: other, rkey: shared, .. } = opened.fabric.nodes[OWNER].key;
+    let RegionKey { address: other, rkey: shared, .. } = opened.fabric.nodes[opened.owner].key;
     assert_eq!(
         opened.read(honest, Linked { address: other, rkey: shared, ..honest }),
         Err(TransferError::RemoteAccess)
@@ -183,8 +184,8 @@ fn a_key_opens_nothing_once_its_connection_has_ended() {
 fn what_is_under_way_when_its_connection_ends_stays_out() {
     // Packets late and doubled, so that some are under way when the end comes.
     let faults = Faults { duplicate: 0.3, reorder: 0.3, ..Faults::default() };
-    let mut opened = Opened::over(Fabric::with_faults(3, faults));
-    let (ending, other) = (opened.link(0), opened.link(1));
+    let mut opened = Opened::over(Fabric::with_faults(2, faults));
+    let ending = opened.link(0);
     opened.region.write(0, &[0]);
     opened.fabric.nodes[0].region.write(0, &vec![0xff; BYTES]);
     let transfer = opened.transfer(0, ending);
@@ -194,17 +195,17 @@ fn what_is_under_way_when_its_connection_ends_stays_out() {
         opened.region.read(0, &mut first);
         (first == [0xff]).then_some(())
     });
-    opened.fabric.nodes[OWNER].endpoint.disconnect(ending.theirs);
+    opened.fabric.nodes[opened.owner].endpoint.disconnect(ending.theirs);
     let at_end = opened.bytes();
-    opened.works(other);
+    (0..500).for_each(|_| opened.fabric.step());
     assert!(opened.bytes() == at_end, "something came after the end");
     // A device may have taken in all of it since we looked.
     let is_over = at_end == vec![0xff; BYTES];
-    if let Some(Event::Immediate { .. }) = opened.fabric.nodes[OWNER].events.front() {
+    if let Some(Event::Immediate { .. }) = opened.fabric.nodes[opened.owner].events.front() {
         assert!(is_over, "a part of a WRITE was told as all of it");
-        opened.fabric.event(OWNER);
+        opened.fabric.event(opened.owner);
     }
-    opened.fabric.disconnected(OWNER, ending.theirs);
+    opened.fabric.disconnected(opened.owner, ending.theirs);
     let event = opened.fabric.event(0);
     let Event::WriteDone { result, .. } = event else { panic!("{event:?}") };
     assert!(is_over || result == Err(TransferError::Flushed), "{result:?}");
@@ -218,23 +219,23 @@ fn who_finds_no_room_for_a_key_is_told_so_and_others_go_on() {
     let little = Region::allocate(8).unwrap();
     // The node has one region, one is left.
     for _ in 0..REGIONS_MAX - 2 {
-        opened.fabric.nodes[OWNER].endpoint.register(&little, Access::default()).unwrap();
+        opened.fabric.nodes[opened.owner].endpoint.register(&little, Access::default()).unwrap();
     }
     let linked = opened.link(0);
     let (ours, theirs) = opened.ask(1, 0);
-    for (node, connection) in [(1, ours), (OWNER, theirs)] {
+    for (node, connection) in [(1, ours), (opened.owner, theirs)] {
         let reason = opened.fabric.disconnected(node, connection);
         assert!(reason.contains("1024 regions are registered already, and one more peer needs one"), "{reason}");
     }
     opened.works(linked);
     opened.end(linked);
     let (ours, theirs) = opened.ask(1, 300_000);
-    for (node, connection) in [(1, ours), (OWNER, theirs)] {
+    for (node, connection) in [(1, ours), (opened.owner, theirs)] {
         let reason = opened.fabric.disconnected(node, connection);
         assert!(reason.contains("a welcome of 300000 bytes"), "{reason}");
     }
     let linked = opened.link(1);
     opened.works(linked);
-    let error = opened.fabric.nodes[OWNER].endpoint.register(&little, Access::default()).unwrap_err();
+    let error = opened.fabric.nodes[opened.owner].endpoint.register(&little, Access::default()).unwrap_err();
     assert_eq!(error.to_string(), "cannot register one more region: 1024 are registered");
 }
