@@ -23,7 +23,8 @@ fn measured(flags: &str) -> Value {
 #[test]
 fn every_answer_is_right_in_open_and_in_closed_loop() {
     let open = "--frontends 2 --backends 2 --gpus 1 --models 3 --rows 5 --bytes 33 --rate 1000 --slo-ms 2000";
-    for flags in [open, "--schedulers 2 --closed 4 --rows 64 --slo-ms 2000"] {
+    let by_udp = "--path udp --closed 4 --rows 1 --bytes 150000 --slo-ms 2000";
+    for flags in [open, "--schedulers 2 --closed 4 --rows 64 --slo-ms 2000", by_udp] {
         let measured = measured(flags);
         assert_eq!(measured["tasks_wrong"], 0, "{flags}: {measured}");
         assert!(measured["tasks_answered"].as_u64().unwrap() > 0, "{flags}: {measured}");

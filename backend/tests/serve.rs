@@ -33,8 +33,8 @@ use proto::{
     stages::{AnswerStamps, SchedulerStamps},
 };
 use transport::{
-    Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, NetworkConfig, ROCE_PORT, Region,
-    random_loopback,
+    Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, Faults, LocalPath, NetworkConfig, ROCE_PORT,
+    Region, random_loopback,
 };
 
 #[cfg(feature = "cuda")]
@@ -61,8 +61,9 @@ fn models() -> PathBuf {
 }
 
 fn endpoint(ip: Ipv4Addr) -> Endpoint {
-    let config = EndpointConfig::soft((ip, ROCE_PORT).into()).listening((ip, 0).into()).with_secret(SECRET);
-    Endpoint::open(config).unwrap()
+    let path = testing::local_path().map_or(LocalPath::Ring, |path| path.parse().unwrap());
+    let config = EndpointConfig::soft((ip, ROCE_PORT).into()).with_local_path(path);
+    Endpoint::open(config.listening((ip, 0).into()).with_secret(SECRET)).unwrap()
 }
 
 /// A scheduler that is not the primary.
@@ -462,6 +463,11 @@ fn held_out_digits_are_classified_as_in_training() {
     let hello = cluster.hello.as_ref().unwrap();
     assert_eq!((hello.gpus, hello.models.len(), &*hello.models[0].name), (2, 1, "digits"));
     assert_eq!((hello.models[0].profile.max_batch(), &hello.models[0].gpu_indexes), (64, &vec![0, 1]));
+}
+
+#[test]
+fn every_test_holds_by_udp_too() {
+    testing::run_again_by_udp(None);
 }
 
 #[test]

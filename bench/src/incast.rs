@@ -3,6 +3,7 @@
 //! Each of N servers holds M objects; one reader pulls all N x M of them, round after round, which is what a backend
 //! does that fetches the inputs of a batch from its frontends. The reader has a thread, and the servers share the other
 //! cores, on every arm.
+//! Servers of other hosts are started there with `--serve`, and named to the reader by `--from`.
 //! The bytes of every object are checked after every round, outside the measured time, and wiped before the next, so
 //! that an answer of an earlier round is not taken for one. This is a driver: it owns threads and reads the clock.
 #![allow(clippy::disallowed_methods)]
@@ -12,7 +13,14 @@ mod rdma;
 mod servers;
 mod tcp;
 
-use std::{fmt, num::NonZero, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    num::NonZero,
+    str::FromStr,
+    thread,
+    time::Duration,
+};
 
 use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
@@ -21,9 +29,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use proto::{Span, Timestamp};
 use rustix::thread::set_current_timer_slack;
 use serde::Serialize;
-use transport::{ArmName, Clock, LocalPath};
+use transport::{Address, ArmName, Clock, LocalPath};
 
 use crate::{percentiles::Tail, stalls};
+use object::Share;
+use servers::{Server, Servers};
 
 /// Servers, and threads for them.
 const SERVERS_MAX: f64 = 256.0;
@@ -49,6 +59,12 @@ pub struct Args {
     /// How packets go with the arm `soft`: `ring`, through memory, or `udp`
     #[arg(long, default_value_t)]
     pub path: LocalPath,
+    /// Be a server for readers of other hosts at this address, TCP's port with it, until a signal ends it
+    #[arg(long, value_name = "IP:PORT", conflicts_with_all = ["from", "servers", "pace_gbps", "reader_window"])]
+    pub serve: Option<SocketAddr>,
+    /// Read from these servers, started with `--serve` elsewhere, instead of ones in this process
+    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',', conflicts_with_all = ["servers", "server_threads"])]
+    pub from: Vec<Address>,
     /// Servers
     #[arg(long, default_value_t = Self::default().servers)]
     pub servers: usize,
@@ -82,6 +98,8 @@ impl Default for Args {
         Self {
             arm,
             path: LocalPath::default(),
+            serve: None,
+            from: Vec::new(),
             servers: 8,
             objects: 8,
             bytes: 153_600,
@@ -179,13 +197,18 @@ impl Shape {
         self.servers * self.objects
     }
 
+    /// What one of the servers holds.
+    fn share(self, server: usize) -> Share {
+        Share { server, objects: self.objects, bytes: self.bytes }
+    }
+
     /// The number of one object, and its place in the reader's memory.
     fn slot(self, server: usize, object: usize) -> usize {
         server * self.objects + object
     }
 }
 
-/// What pulls objects; the servers live as long as it does.
+/// What pulls objects.
 trait Reader {
     /// Asks for one object; any number may be under way.
     fn ask(&mut self, now: Timestamp, server: usize, object: usize) -> Result<(), CommandError>;
@@ -202,6 +225,9 @@ trait Reader {
 /// # Errors
 /// On bad input (exit code 2), or if an object never comes.
 pub fn run(args: &Args) -> Result<(), CommandError> {
+    if let Some(listen) = args.serve {
+        return serve(args, listen);
+    }
     let incast = measure(args)?;
     if args.json {
         println!("{}", serde_json::to_string(&incast).expect("plain data"));
@@ -222,14 +248,18 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     let _ = set_current_timer_slack(NonZero::new(1));
     let clock = Clock::start();
     let threads = args.server_threads.unwrap_or_else(servers::threads_by_default);
+    let (here, at) = if args.from.is_empty() {
+        let (here, at) = start(&clock, args, (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), false), threads)?;
+        (Some(here), at.into_iter().map(Address::from).collect())
+    } else {
+        (None, args.from.clone())
+    };
     let mut reader: Box<dyn Reader> = match &args.arm {
         Carrier::Rdma(arm) => {
-            Box::new(rdma::RdmaReader::start(&clock, shape, (arm, args.path), args.reader_window, threads)?)
+            let servers = (&at[..], here.is_none());
+            Box::new(rdma::RdmaReader::connect(&clock, shape, (arm, args.path), servers, args.reader_window)?)
         }
-        Carrier::Tcp => {
-            let reader = tcp::TcpReader::start(&clock, shape, threads);
-            Box::new(reader.map_err(|error| CommandError::failed("cannot use TCP on loopback", error))?)
-        }
+        Carrier::Tcp => Box::new(tcp::TcpReader::connect(shape, &at)?),
     };
     let warm_up = (args.rounds as f64 * WARM_UP_FRACTION).ceil() as u64;
     let bar = ProgressBar::new(args.rounds + warm_up);
@@ -251,8 +281,9 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
         bar.inc(1);
     }
     bar.finish_and_clear();
-    // The servers end before.
     drop(reader);
+    // The servers end before.
+    let threads = here.map_or(0, |_| threads);
     let idle_wait_us = stalls::measure(threads as u32 + 1, tally.measured.min(IDLE_MAX));
     Ok(Incast {
         arm: args.arm.to_string(),
@@ -273,8 +304,48 @@ pub fn measure(args: &Args) -> Result<Incast, CommandError> {
     })
 }
 
+/// Starts servers that listen there, and are reached by other hosts or not, on so many threads. With where each is.
+fn start(
+    clock: &Clock,
+    args: &Args,
+    listen: (SocketAddr, bool),
+    threads: usize,
+) -> Result<(Servers, Vec<SocketAddr>), CommandError> {
+    let servers = if args.serve.is_some() { 1 } else { args.servers };
+    match &args.arm {
+        Carrier::Rdma(arm) => {
+            dealt(clock, (0..servers).map(|_| rdma::RdmaServer::open((arm, args.path), listen)), threads)
+        }
+        Carrier::Tcp => {
+            let failed = |error| CommandError::failed(format!("cannot listen at {}", listen.0), error);
+            dealt(clock, (0..servers).map(|_| tcp::TcpServer::open(listen.0).map_err(failed)), threads)
+        }
+    }
+}
+
+/// Servers that were opened, on their threads.
+fn dealt<S: Server>(
+    clock: &Clock,
+    opened: impl Iterator<Item = Result<(S, SocketAddr), CommandError>>,
+    threads: usize,
+) -> Result<(Servers, Vec<SocketAddr>), CommandError> {
+    let (servers, at) = opened.collect::<Result<(Vec<_>, Vec<_>), _>>()?;
+    let servers = Servers::start(clock, servers, threads);
+    Ok((servers.map_err(|error| CommandError::failed("cannot start the servers", error))?, at))
+}
+
+/// Serves readers of other hosts until a signal ends this process.
+fn serve(args: &Args, listen: SocketAddr) -> Result<(), CommandError> {
+    let (_servers, at) = start(&Clock::start(), args, (listen, true), 1)?;
+    println!("serving objects over {} at {}", args.arm, at[0]);
+    loop {
+        thread::park();
+    }
+}
+
 fn check(args: &Args) -> Result<Shape, CommandError> {
-    positive("--servers", args.servers as f64, SERVERS_MAX)?;
+    let servers = if args.from.is_empty() { args.servers } else { args.from.len() };
+    positive(if args.from.is_empty() { "--servers" } else { "--from" }, servers as f64, SERVERS_MAX)?;
     positive("--objects", args.objects as f64, OBJECTS_MAX)?;
     positive("--bytes", args.bytes as f64, BYTES_MAX as f64)?;
     positive("--rounds", args.rounds as f64, 1e7)?;
@@ -290,17 +361,14 @@ fn check(args: &Args) -> Result<Shape, CommandError> {
             return Err(CommandError::flag("--reader-window", "an arm with READs, such as soft", "--arm tcp"));
         }
     }
-    let total = [args.servers, args.objects, args.bytes]
-        .iter()
-        .try_fold(1u64, |total, factor| total.checked_mul(*factor as u64));
+    let total =
+        [servers, args.objects, args.bytes].iter().try_fold(1u64, |total, factor| total.checked_mul(*factor as u64));
     match total {
-        Some(total) if total <= BYTES_MAX => {
-            Ok(Shape { servers: args.servers, objects: args.objects, bytes: args.bytes })
-        }
+        Some(total) if total <= BYTES_MAX => Ok(Shape { servers, objects: args.objects, bytes: args.bytes }),
         _ => Err(CommandError::flag(
             "--servers x --objects x --bytes",
             format!("at most {BYTES_MAX} bytes in all"),
-            format!("{} x {} x {}", args.servers, args.objects, args.bytes),
+            format!("{servers} x {} x {}", args.objects, args.bytes),
         )),
     }
 }
@@ -424,6 +492,23 @@ mod tests {
         }
         let small_window = measure(&Args { reader_window: Some(30_000), ..args("soft") }).unwrap();
         assert!(small_window.verified);
+    }
+
+    #[test]
+    fn servers_elsewhere_serve_one_reader_after_another() {
+        for arm in ["soft", "tcp"] {
+            let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            let serving = Args { serve: Some(listen), ..args(arm) };
+            let started = (0..2).map(|_| start(&Clock::start(), &serving, (listen, true), 1).unwrap());
+            let (servers, at): (Vec<_>, Vec<_>) = started.map(|(server, at)| (server, Address::from(at[0]))).unzip();
+            for objects in [4, 7, 4] {
+                let incast = measure(&Args { from: at.clone(), objects, ..args(arm) }).unwrap();
+                assert!(incast.verified && incast.servers == 2 && incast.objects == objects, "{incast:?}");
+            }
+            drop(servers);
+            let gone = measure(&Args { from: at, ..args(arm) }).unwrap_err().to_string();
+            assert!(gone.starts_with("cannot connect to the server 127.0.0.1:"), "{gone}");
+        }
     }
 
     #[test]

@@ -18,8 +18,8 @@ use proto::{
 };
 use repository::{DataType, emulated::digest};
 use transport::{
-    Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, ROCE_PORT, Region, RegionKey, Transfer,
-    TransferError,
+    Access, Address, Clock, ConnectionId, Endpoint, EndpointConfig, Event, LocalPath, ROCE_PORT, Region, RegionKey,
+    Transfer, TransferError,
 };
 use zerocopy::IntoBytes as _;
 
@@ -76,7 +76,8 @@ struct Fabric {
 impl Fabric {
     fn open() -> (Self, SocketAddr) {
         let host = transport::random_loopback();
-        let roce = |config: EndpointConfig| Endpoint::open(config.with_secret(SECRET)).unwrap();
+        let path = testing::local_path().map_or(LocalPath::Ring, |path| path.parse().unwrap());
+        let roce = |config: EndpointConfig| Endpoint::open(config.with_local_path(path).with_secret(SECRET)).unwrap();
         let at = SocketAddr::new(host.into(), ROCE_PORT);
         let scheduler = roce(EndpointConfig::soft(at).listening(SocketAddr::new(host.into(), 0)));
         let mut backend = roce(EndpointConfig::default());
@@ -402,6 +403,11 @@ fn every_row_is_answered_with_the_digest_of_its_input() {
         assert!(error.starts_with("inputs['image'].shape: found [1, 150527], expected [n, 150528]"), "{error}");
         assert!(matches!(client.is_ready("n").await, Err(InferError::NotFound(_))));
     });
+}
+
+#[test]
+fn every_test_holds_by_udp_too() {
+    testing::run_again_by_udp(None);
 }
 
 #[test]

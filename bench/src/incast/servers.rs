@@ -24,15 +24,13 @@ const SPIN: Span = Span::from_micros(50);
 /// A sleep without a timer.
 const SLEEP_MAX: Span = Span::from_millis(1_000);
 
-/// Answers one connection of the reader.
+/// One server, whose descriptor is readable when it has something to do.
 pub(super) trait Server: AsFd + Send + 'static {
     /// Does what there is to do, without blocking and up to a bound. False if that was nothing.
     ///
     /// # Errors
-    /// When its connection is over; it gets no more turns then.
+    /// When it cannot serve any more; it gets no more turns then.
     fn turn(&mut self, now: Timestamp) -> io::Result<bool>;
-    /// What its descriptor is to be watched for while it has nothing to do.
-    fn interest(&self) -> PollFlags;
     /// When it wants a turn even if its descriptor is not ready.
     fn poll_timeout(&self) -> Option<Timestamp>;
 }
@@ -94,7 +92,7 @@ fn serve<S: Server>(clock: &Clock, servers: Vec<S>, stop: &OwnedFd) {
         }
         let timeout = Timespec::try_from(wait.to_duration()).expect("at most a second");
         let mut watched: Vec<_> =
-            servers.iter().map(|(server, _)| PollFd::from_borrowed_fd(server.as_fd(), server.interest())).collect();
+            servers.iter().map(|(server, _)| PollFd::from_borrowed_fd(server.as_fd(), PollFlags::IN)).collect();
         watched.push(PollFd::new(stop, PollFlags::IN));
         // A signal ends the wait as well as anything.
         let _ = poll(&mut watched, Some(&timeout));
@@ -145,9 +143,6 @@ mod tests {
                 Err(_) => return Ok(false),
             }
             Ok(true)
-        }
-        fn interest(&self) -> PollFlags {
-            PollFlags::IN
         }
         fn poll_timeout(&self) -> Option<Timestamp> {
             self.timer

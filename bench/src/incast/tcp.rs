@@ -2,29 +2,39 @@
 #![allow(clippy::disallowed_methods)] // A driver: it owns sockets.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     io::{self, ErrorKind, Read, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
-    os::fd::{AsFd, BorrowedFd},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
 };
 
 use cli::CommandError;
 use proto::Timestamp;
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{
+        PollFd, PollFlags, Timespec,
+        epoll::{self, CreateFlags, EventData, EventFlags},
+        poll,
+    },
     thread::sched_yield,
 };
-use transport::Clock;
+use transport::{Address, Clock};
 
 use super::{
-    Reader, Shape, object,
-    servers::{Server, Servers},
+    Reader, Shape,
+    object::{Share, check_room},
+    servers::Server,
 };
 
 /// Looks at the sockets before it sleeps, as the other arm does.
 const SPINS: u32 = 50;
 /// Requests taken in at once.
 const REQUESTS_BYTES: usize = 4096;
+const CONNECT: Duration = Duration::from_secs(5);
+/// Readers of one server at once.
+const READERS_MAX: usize = 64;
 
 /// The reader.
 pub(super) struct TcpReader {
@@ -34,7 +44,6 @@ pub(super) struct TcpReader {
     connections: Vec<Connection>,
     /// Complete, not taken yet.
     done: VecDeque<usize>,
-    _servers: Servers,
 }
 
 struct Connection {
@@ -46,28 +55,16 @@ struct Connection {
 }
 
 impl TcpReader {
-    /// Starts the servers and connects to each.
-    pub(super) fn start(clock: &Clock, shape: Shape, threads: usize) -> io::Result<Self> {
-        let (mut connections, mut servers) = (Vec::new(), Vec::new());
-        for server in 0..shape.servers {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            let stream = TcpStream::connect(listener.local_addr()?)?;
-            let (theirs, _) = listener.accept()?;
-            for end in [&stream, &theirs] {
-                end.set_nodelay(true)?;
-                end.set_nonblocking(true)?;
-            }
-            servers.push(TcpServer::new(theirs, shape, server));
-            connections.push(Connection { stream, asked: VecDeque::new(), received: 0 });
-        }
+    /// Connects to each server, and says what it is to hold.
+    pub(super) fn connect(shape: Shape, servers: &[Address]) -> Result<Self, CommandError> {
+        let connections = servers.iter().enumerate().map(|(server, at)| {
+            let stream = ask(&at.to_string(), shape.share(server));
+            let failed = |error| CommandError::failed(format!("cannot connect to the server {at}"), error);
+            Ok(Connection { stream: stream.map_err(failed)?, asked: VecDeque::new(), received: 0 })
+        });
+        let connections = connections.collect::<Result<Vec<_>, CommandError>>()?;
         let memory = vec![0; shape.count() * shape.bytes];
-        Ok(Self {
-            shape,
-            memory,
-            connections,
-            done: VecDeque::new(),
-            _servers: Servers::start(clock, servers, threads)?,
-        })
+        Ok(Self { shape, memory, connections, done: VecDeque::new() })
     }
 
     /// Takes what all sockets hold. False if that was nothing.
@@ -103,6 +100,17 @@ impl TcpReader {
         poll(&mut sockets, Some(&timeout))?;
         Ok(())
     }
+}
+
+/// A connection to a server, which is to hold this share.
+fn ask(server: &str, share: Share) -> io::Result<TcpStream> {
+    let mut addresses = server.to_socket_addrs()?;
+    let address = addresses.next().ok_or(ErrorKind::AddrNotAvailable)?;
+    let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&share.encode())?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
 }
 
 impl Reader for TcpReader {
@@ -148,57 +156,124 @@ impl Reader for TcpReader {
     }
 }
 
-/// Answers requests, the number of an object each, in their order.
-struct TcpServer {
+/// Answers readers, each over a connection of its own.
+pub(super) struct TcpServer {
+    listener: TcpListener,
+    /// Of the listener, and of all readers.
+    watched: OwnedFd,
+    readers: Vec<Served>,
+    /// Shares stay for the next one who asks for the same.
+    held: BTreeMap<Share, Arc<[Vec<u8>]>>,
+}
+
+/// A reader: it says what is to be held for it, and then the number of an object with each request; they are answered
+/// in their order.
+struct Served {
     stream: TcpStream,
-    objects: Vec<Vec<u8>>,
-    /// What has come of a request.
+    objects: Option<Arc<[Vec<u8>]>>,
+    /// What has come of its share, or of a request.
     request: Vec<u8>,
     /// Objects to send, and how much of the first has been sent.
     asked: VecDeque<usize>,
     sent: usize,
+    /// Whether it is watched for room, too.
+    awaits_room: bool,
 }
 
 impl TcpServer {
-    fn new(stream: TcpStream, shape: Shape, server: usize) -> Self {
-        let objects = (0..shape.objects).map(|object| object::bytes(shape, server, object)).collect();
-        Self { stream, objects, request: Vec::new(), asked: VecDeque::new(), sent: 0 }
+    /// With where it can be reached.
+    pub(super) fn open(listen: SocketAddr) -> io::Result<(Self, SocketAddr)> {
+        let listener = TcpListener::bind(listen)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let watched = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&watched, &listener, EventData::new_u64(0), EventFlags::IN)?;
+        Ok((Self { listener, watched, readers: Vec::new(), held: BTreeMap::new() }, address))
     }
 
-    /// Takes requests in; how many bytes of them came.
-    fn receive(&mut self) -> io::Result<usize> {
+    /// Takes a reader in, if one waits. One too many is sent away.
+    fn accept(&mut self) -> io::Result<usize> {
+        let (stream, _) = self.listener.accept()?;
+        if self.readers.len() < READERS_MAX {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            epoll::add(&self.watched, &stream, EventData::new_u64(0), EventFlags::IN)?;
+            self.readers.push(Served::new(stream));
+        }
+        Ok(1)
+    }
+}
+
+/// The objects of a share that a reader asks for.
+fn hold(held: &mut BTreeMap<Share, Arc<[Vec<u8>]>>, share: &[u8]) -> Result<Arc<[Vec<u8>]>, String> {
+    let share = Share::decode(share)?;
+    if !held.contains_key(&share) {
+        check_room(held.keys(), share)?;
+    }
+    Ok(Arc::clone(held.entry(share).or_insert_with(|| share.all().collect())))
+}
+
+impl Served {
+    fn new(stream: TcpStream) -> Self {
+        let (objects, request, asked) = (None, Vec::new(), VecDeque::new());
+        Self { stream, objects, request, asked, sent: 0, awaits_room: false }
+    }
+
+    /// Takes in what it asks; how many bytes of it came.
+    fn receive(&mut self, held: &mut BTreeMap<Share, Arc<[Vec<u8>]>>) -> io::Result<usize> {
         let mut buffer = [0; REQUESTS_BYTES];
         let received = self.stream.read(&mut buffer)?;
         self.request.extend(&buffer[..received]);
-        let whole = self.request.len() / 4 * 4;
-        for number in self.request[..whole].chunks_exact(4) {
-            self.asked.push_back(u32::from_le_bytes(number.try_into().expect("four bytes")) as usize);
+        if self.objects.is_none() && self.request.len() >= Share::WIRE_BYTES {
+            let share: Vec<u8> = self.request.drain(..Share::WIRE_BYTES).collect();
+            self.objects = Some(hold(held, &share).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?);
         }
-        self.request.drain(..whole);
+        if let Some(objects) = &self.objects {
+            let whole = self.request.len() / 4 * 4;
+            for number in self.request[..whole].chunks_exact(4) {
+                let object = u32::from_le_bytes(number.try_into().expect("four bytes")) as usize;
+                if object >= objects.len() || self.asked.len() > objects.len() {
+                    return Err(ErrorKind::InvalidData.into());
+                }
+                self.asked.push_back(object);
+            }
+            self.request.drain(..whole);
+        }
         if received == 0 { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(received) }
     }
 
     /// Sends of the first object what the socket takes.
     fn transmit(&mut self) -> io::Result<usize> {
-        let Some(&object) = self.asked.front() else { return Ok(0) };
-        let sent = self.stream.write(&self.objects[object][self.sent..])?;
+        let (Some(&object), Some(objects)) = (self.asked.front(), &self.objects) else { return Ok(0) };
+        let sent = self.stream.write(&objects[object][self.sent..])?;
         self.sent += sent;
-        if self.sent == self.objects[object].len() {
+        if self.sent == objects[object].len() {
             self.sent = 0;
             self.asked.pop_front();
         }
         Ok(sent)
     }
+
+    /// Both. False if there was nothing to do.
+    fn turn(&mut self, held: &mut BTreeMap<Share, Arc<[Vec<u8>]>>, watched: &OwnedFd) -> io::Result<bool> {
+        let received = or_none(self.receive(held))?;
+        let sent = or_none(self.transmit())?;
+        if self.awaits_room == self.asked.is_empty() {
+            self.awaits_room = !self.awaits_room;
+            let room = if self.awaits_room { EventFlags::OUT } else { EventFlags::empty() };
+            epoll::modify(watched, &self.stream, EventData::new_u64(0), EventFlags::IN | room)?;
+        }
+        Ok(received + sent > 0)
+    }
 }
 
 impl Server for TcpServer {
     fn turn(&mut self, _: Timestamp) -> io::Result<bool> {
-        let [received, sent] = [Self::receive, Self::transmit].map(|step| or_none(step(self)));
-        Ok(received? + sent? > 0)
-    }
-
-    fn interest(&self) -> PollFlags {
-        if self.asked.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+        let mut progressed = or_none(self.accept())? > 0;
+        let Self { readers, held, watched, .. } = self;
+        // Whoever has gone, or asks for what is not there, is dropped, and no longer watched.
+        readers.retain_mut(|reader| reader.turn(held, watched).inspect(|did| progressed |= did).is_ok());
+        Ok(progressed)
     }
 
     fn poll_timeout(&self) -> Option<Timestamp> {
@@ -216,6 +291,6 @@ fn or_none(result: io::Result<usize>) -> io::Result<usize> {
 
 impl AsFd for TcpServer {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.watched.as_fd()
     }
 }

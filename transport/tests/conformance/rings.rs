@@ -2,7 +2,7 @@
 //! sleeps through what comes.
 #![allow(clippy::disallowed_methods)] // Two threads, in real time.
 
-use std::{process::Command, sync::mpsc, thread};
+use std::{sync::mpsc, thread};
 
 use proto::Span;
 use transport::{Clock, Endpoint, EndpointConfig, Event, Faults, LocalPath};
@@ -41,13 +41,9 @@ fn endpoints_of_one_host_have_rings_if_both_want_them_and_inject_no_faults() {
 /// Every case once more by UDP, as between hosts; but for one that makes interfaces, which goes that way anyway.
 #[test]
 fn every_case_holds_by_udp_too() {
-    const PATH: &str = "DOWNBEAT_LOCAL_PATH";
-    if std::env::var_os(PATH).is_some() || !is_soft(0) {
-        return;
+    if is_soft(0) {
+        testing::run_again_by_udp(Some("link_down"));
     }
-    let mut again = Command::new(std::env::current_exe().unwrap());
-    let output = again.args(["--skip", "link_down"]).env(PATH, "udp").output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// More than a ring holds, both ways at once, in messages, WRITEs and READs: no packet goes by the socket, or twice.

@@ -46,7 +46,7 @@ pub(crate) fn config(node: usize) -> EndpointConfig {
     });
     let address = address.map(|ip| SocketAddr::new(ip, ROCE_PORT));
     let arm = Arm::choose(&kind.name, address, false, Faults::default(), VerbsSettings::default()).unwrap();
-    let path = std::env::var("DOWNBEAT_LOCAL_PATH").map_or(LocalPath::Ring, |path| path.parse().unwrap());
+    let path = testing::local_path().map_or(LocalPath::Ring, |path| path.parse().unwrap());
     EndpointConfig::over(arm).with_local_path(path).with_secret(SECRET).listening("127.0.0.1:0".parse().unwrap())
 }
 
