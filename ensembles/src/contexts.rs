@@ -226,7 +226,7 @@ impl<C: Copy + Ord> Contexts<C> {
         if bytes > self.bytes_max {
             return false;
         }
-        let learner = fresh().seeded(mixed(&key.1));
+        let learner = fresh().seeded(number_of(&key.1));
         let (born, used, kind) = (self.uses, self.uses, Arc::clone(kind));
         let entry = Entry { client, bytes, born, used, kind, learner, shared };
         self.entries.insert(key.clone(), entry);
@@ -279,9 +279,11 @@ fn bytes_of((_, name): &Key, kind: &Kind, is_shared: bool) -> usize {
     ENTRY_BYTES + name.len() + sums * (BLOCKS as usize + 1) * block
 }
 
-/// A name as a number (FNV-1a), so that contexts do not all draw the same members first.
-fn mixed(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+/// A text as a number (FNV-1a), which is the same in each frontend and release. So contexts do not all draw the same
+/// members first, and a store tells ensembles apart that learn otherwise.
+#[must_use]
+pub fn number_of(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

@@ -623,10 +623,9 @@ fn selection_of(face: &Model) -> Option<(&[EnsembleStep], &Selection)> {
     Some((&ensemble.steps, ensemble.selection.as_ref()?))
 }
 
-/// What sums of losses mean, as a number (FNV-1a): whose they are, and how they came to be.
+/// What sums of losses mean, as a number: whose they are, and how they came to be.
 fn meaning(steps: &[EnsembleStep], selection: &Selection, block: u64) -> u64 {
-    let text = format!("{} {block} {}", selection.policy.name(), names(steps).join(" "));
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    contexts::number_of(&format!("{} {block} {}", selection.policy.name(), names(steps).join(" ")))
 }
 
 fn outputs_of(selection: &Selection, face: &Model, rows: usize) -> Outputs {

@@ -55,15 +55,7 @@ mod tests {
 
     #[test]
     fn one_that_has_ended_or_found_no_room_leaves_nothing_behind() {
-        let demand = Demand {
-            queue_pairs_max: 1,
-            regions_max: 1,
-            send_depth: 1,
-            receive_depth: 1,
-            reads_max: 1,
-            read_budget_bytes: 0,
-        };
-        let mut device = Device::open(EndpointConfig::default().arm, demand).unwrap();
+        let mut device = Device::open(EndpointConfig::default().arm, Demand::LEAST).unwrap();
         let (region, access) = (Region::allocate(4096).unwrap(), Access { remote_read: true, remote_write: true });
         let mut former = None;
         for _ in 0..3 {

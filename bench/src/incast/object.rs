@@ -5,6 +5,9 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{BYTES_MAX, OBJECTS_MAX, Reader, SERVERS_MAX, Shape};
 
+/// Shares of one server, which each take more than their bytes.
+const SHARES_MAX: usize = 1_000;
+
 /// What one server holds for one reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Share {
@@ -67,11 +70,11 @@ impl Share {
 /// # Errors
 /// One line.
 pub(super) fn check_room<'a>(held: impl Iterator<Item = &'a Share>, share: Share) -> Result<(), String> {
-    let held: usize = held.map(|share| share.size()).sum();
-    if held + share.size() <= BYTES_MAX as usize {
+    let (shares, bytes) = held.fold((0, 0), |(shares, bytes), share| (shares + 1, bytes + share.size()));
+    if shares < SHARES_MAX && bytes + share.size() <= BYTES_MAX as usize {
         return Ok(());
     }
-    Err(format!("it holds {held} bytes for others, of at most {BYTES_MAX}: start it anew for {share:?}"))
+    Err(format!("it holds {shares} shares of {bytes} bytes, of at most {SHARES_MAX} of {BYTES_MAX}: start it anew"))
 }
 
 /// Compares what a reader has with what its servers hold.

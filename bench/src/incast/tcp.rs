@@ -191,16 +191,19 @@ impl TcpServer {
         Ok((Self { listener, watched, readers: Vec::new(), held: BTreeMap::new() }, address))
     }
 
-    /// Takes a reader in, if one waits. One too many is sent away.
-    fn accept(&mut self) -> io::Result<usize> {
-        let (stream, _) = self.listener.accept()?;
-        if self.readers.len() < READERS_MAX {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            epoll::add(&self.watched, &stream, EventData::new_u64(0), EventFlags::IN)?;
+    /// Takes a reader in; whether one waited. One too many, or one that has gone already, is sent away.
+    fn accept(&mut self) -> bool {
+        let Ok((stream, _)) = self.listener.accept() else { return false };
+        if self.readers.len() < READERS_MAX && self.watch(&stream).is_ok() {
             self.readers.push(Served::new(stream));
         }
-        Ok(1)
+        true
+    }
+
+    fn watch(&self, stream: &TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(epoll::add(&self.watched, stream, EventData::new_u64(0), EventFlags::IN)?)
     }
 }
 
@@ -269,7 +272,7 @@ impl Served {
 
 impl Server for TcpServer {
     fn turn(&mut self, _: Timestamp) -> io::Result<bool> {
-        let mut progressed = or_none(self.accept())? > 0;
+        let mut progressed = self.accept();
         let Self { readers, held, watched, .. } = self;
         // Whoever has gone, or asks for what is not there, is dropped, and no longer watched.
         readers.retain_mut(|reader| reader.turn(held, watched).inspect(|did| progressed |= did).is_ok());

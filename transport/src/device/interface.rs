@@ -19,6 +19,19 @@ pub(crate) struct Demand {
     pub read_budget_bytes: usize,
 }
 
+#[cfg(test)]
+impl Demand {
+    /// One of each.
+    pub(crate) const LEAST: Self = Self {
+        queue_pairs_max: 1,
+        regions_max: 1,
+        send_depth: 1,
+        receive_depth: 1,
+        reads_max: 1,
+        read_budget_bytes: 0,
+    };
+}
+
 /// What a device offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Offer {

@@ -401,20 +401,11 @@ fn from_core(at: soft_roce::Timestamp) -> Timestamp {
 mod tests {
     use super::*;
 
-    const DEMAND: Demand = Demand {
-        queue_pairs_max: 1,
-        regions_max: 1,
-        send_depth: 1,
-        receive_depth: 1,
-        reads_max: 1,
-        read_budget_bytes: 0,
-    };
-
     fn offered(faults: Faults, peer: &str) -> PathMtu {
         let address = (std::net::Ipv4Addr::LOCALHOST, 0).into();
-        let soft = Soft::open(address, faults, Sharing::Alone, LocalPath::Ring, DEMAND).unwrap();
-        assert_eq!(offer(16 << 20, &DEMAND).peer_window_bytes, 1 << 20);
-        let soft = Soft { offer: offer(16 << 20, &DEMAND), ..soft };
+        let soft = Soft::open(address, faults, Sharing::Alone, LocalPath::Ring, Demand::LEAST).unwrap();
+        assert_eq!(offer(16 << 20, &Demand::LEAST).peer_window_bytes, 1 << 20);
+        let soft = Soft { offer: offer(16 << 20, &Demand::LEAST), ..soft };
         soft.path_mtu(peer.parse().unwrap()).unwrap()
     }
 
