@@ -13,7 +13,10 @@ use clap::Args as ClapArgs;
 use cli::{CommandError, positive};
 use indicatif::{ProgressBar, ProgressStyle};
 
+mod clipper10;
+mod clipper7;
 mod clipper8;
+mod clipper9;
 mod clockwork2;
 mod clockwork5;
 mod clockwork5closed;
@@ -24,6 +27,7 @@ mod clockwork8;
 mod clockwork9;
 mod clockworkslo;
 mod context;
+mod digits;
 mod fig1;
 mod fig10;
 mod fig11;
@@ -81,7 +85,10 @@ const FIGURES: &[Figure] = &[
     clockwork8::CLOCKWORK8,
     clockwork9::CLOCKWORK9,
     clockworkslo::CLOCKWORK_SLO,
+    clipper7::CLIPPER7,
     clipper8::CLIPPER8,
+    clipper9::CLIPPER9,
+    clipper10::CLIPPER10,
     orloj::ORLOJ7,
     orloj::ORLOJ8,
     orloj::ORLOJ9,
