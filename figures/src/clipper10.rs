@@ -13,10 +13,10 @@ use crate::{
 pub(crate) const CLIPPER10: Figure = Figure {
     name: "clipper10",
     title: "Clipper, Figure 10: a selection for each user",
-    shows: "Handwritten digits of 48 users in eight styles: a model for each style, and one for all styles. The part of \
-            answers that is wrong, over 15 queries of each user in a row: by the model for all, by that of the style that \
-            the user names, by `exp4` with one state for all users, and with one for each. Means of all users and of ten \
-            orders of their queries.",
+    shows: "Handwritten digits of 48 users in eight styles: a model for each style, and one for all styles. The part \
+            of answers that is wrong, over 15 queries of each user in a row: by the model for all, by that of the \
+            style that the user names, by `exp4` with one state for all users, and with one for each. Means of all \
+            users and of ten orders of their queries.",
     remarks: &[
         "The paper has TIMIT's voices in eight dialects. Here scikit-learn's digits are turned by -35 to 35 degrees, a \
          style for each 10; each user's are turned, and slanted, a little in a way of their own; models are logistic \

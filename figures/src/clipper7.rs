@@ -18,12 +18,14 @@ pub(crate) const CLIPPER7: Figure = Figure {
             beside the part of all pictures that these are.",
     remarks: &[
         "The paper has five networks for ImageNet and five for CIFAR-10 (its Table 2). Here are five kinds of models \
-         (nearest neighbours, regression, support vectors, Bayes, a tree) of scikit-learn's 1,797 digits, each trained on 300 of them, which predict what they were not trained on \
-         (`figures/digits/predict`). They err together, as networks do.",
+         (nearest neighbours, regression, support vectors, Bayes, a tree) of scikit-learn's 1,797 digits, each trained \
+         on 300, which predict what they were not trained on (`figures/digits/predict`). They err together, as \
+         networks do.",
         "`weighted` weighs each model by the logarithm of how much likelier it is right than wrong in one given way, \
          counted in the other half of the pictures. The paper does not say how it weighs its models.",
         "As in the paper: ensembles are a little better than the best of their models, and where all five agree hardly \
-         one answer is wrong. `exp4` (section 5.2) gives nearly all weight to the best model, if one is, and is as good.",
+         one answer is wrong. `exp4` (section 5.2) gives nearly all weight to the best model, if one is, and is as \
+         good.",
     ],
     draw,
 };

@@ -29,9 +29,9 @@ pub(crate) const CLIPPER9: Figure = Figure {
          serves (`ensembles/src/vote.rs`).",
         "Predictions are real: trees, each trained on a sample of its own of scikit-learn's digits \
          (`figures/digits/predict`).",
-        "As in the paper: the ensemble that waits misses its objective at the 99th percentile from one model on, and the \
-         more models it has the longer its mean is; the one that does not wait never misses, nearly all predictions \
-         are there, and what is lost costs hardly any accuracy.",
+        "As in the paper: the ensemble that waits misses its objective at the 99th percentile from one model on, and \
+         the more models it has the longer its mean is; the one that does not wait never misses, nearly all \
+         predictions are there, and what is lost costs hardly any accuracy.",
     ],
     draw,
 };
@@ -160,7 +160,8 @@ fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let (waiting, timely) = outcomes.split_at(settings.len() / 2);
     let (waits, leaves) = (&waiting[waiting.len() - 1], &timely[timely.len() - 1]);
     let text = format!(
-        "Sixteen models that wait: p99 {} ms, {:.2} % wrong; that do not: p99 {} ms, {:.1} % of the predictions, {:.2} % wrong",
+        "Sixteen models that wait: p99 {} ms, {:.2} % wrong; that do not: p99 {} ms, {:.1} % of the predictions, {:.2} \
+         % wrong",
         cell(waits.p99_ms),
         100.0 * waits.wrong,
         cell(leaves.p99_ms),
