@@ -2,7 +2,12 @@
 //! from `proto/`. REST answers with the same messages as JSON.
 #![allow(missing_docs, clippy::doc_markdown, clippy::pedantic)]
 
-include!("../proto/generated/inference.rs.in");
+pub use inference::*;
+
+/// The messages of `inference.GRPCInferenceService`.
+pub mod inference {
+    include!("../proto/generated/inference.rs.in");
+}
 
 /// The messages of `downbeat.Feedback`.
 pub mod feedback {

@@ -36,7 +36,7 @@ use crate::{
     regions::cuda,
     selections::{Heard, Told, Which},
     server::Caller,
-    service::{Service, no_room},
+    service::{Service, feedback::FeedbackModel, no_room},
     settings::Settings,
 };
 
@@ -216,17 +216,18 @@ fn register_cuda(region: &CudaSharedMemoryRegisterRequest) -> Result<CudaSharedM
 
 fn feedback(service: &Service, of: Client, request: FeedbackRequest) -> Result<FeedbackResponse, InferError> {
     let FeedbackRequest { model_name, model_version, feedback } = request;
-    let told = |Item { request, outputs }: Item| Told {
-        which: Which::Ticket(request),
+    let told = |asked_of: &FeedbackModel<'_>, Item { request, outputs, asked }: Item| Told {
+        which: Which::new(request, asked.map(|asked| asked_of.by_message(asked))),
         outputs: Ok(outputs.into_iter().map(|Output { name, data }| (name, data)).collect()),
     };
-    let told = feedback.into_iter().map(told).collect();
     let result = |Heard { request, outcome, error }: Heard| Outcome {
         request,
         outcome: outcome.told().to_owned(),
         error: error.unwrap_or_default(),
     };
-    let heard = service.feedback(of, (&model_name, given(&model_version)), told)?;
+    let heard = service.feedback(of, (&model_name, given(&model_version)), |asked_of| {
+        Ok(feedback.into_iter().map(|item| told(asked_of, item)).collect())
+    })?;
     Ok(FeedbackResponse { model_name, results: heard.into_iter().map(result).collect() })
 }
 

@@ -31,9 +31,9 @@ use crate::{
     loads,
     pool::AT_ONCE_BYTES_MAX,
     regions::cuda,
-    selections::Heard,
+    selections::{Heard, Told},
     server::{BodyMax, Caller, IntakeError, Server, check_same_site, decompressed},
-    service::Service,
+    service::{Service, feedback::FeedbackModel},
     settings::Settings,
 };
 
@@ -353,7 +353,8 @@ fn feedback(service: &Service, of: Client, at: At<'_>, body: &Settings) -> Resul
         None => json!({ "request": request, "outcome": outcome.told() }),
         Some(error) => json!({ "request": request, "outcome": outcome.told(), "error": error }),
     };
-    let heard = service.feedback_of(of, (at.model, at.version), body)?;
+    let told = |of: &FeedbackModel<'_>| Told::all_of(body, |item| of.by_json(item));
+    let heard = service.feedback(of, (at.model, at.version), told)?;
     Ok(ok(&json!({ "model_name": at.model, "results": heard.into_iter().map(result).collect::<Vec<_>>() })))
 }
 

@@ -134,6 +134,17 @@ pub(crate) enum Which {
     Inputs(Result<Question, InferError>),
 }
 
+impl Which {
+    /// What an item names: a ticket, which is empty if it has none, or a request.
+    pub(crate) fn new(ticket: String, asked: Option<Result<Question, InferError>>) -> Self {
+        match asked {
+            None => Self::Ticket(ticket),
+            Some(_) if !ticket.is_empty() => Self::Inputs(Err(invalid("request, inputs", "both", "one of them"))),
+            Some(asked) => Self::Inputs(asked),
+        }
+    }
+}
+
 /// Feedback for one request, as a client says it.
 pub(crate) struct Told {
     pub(crate) which: Which,
@@ -560,11 +571,7 @@ impl Told {
 
     fn of(item: &Value, question: impl Fn(&Value) -> Result<Question, InferError>) -> Self {
         let ticket = item.get("request").and_then(Value::as_str).unwrap_or_default();
-        let which = match item.get("inputs") {
-            None => Which::Ticket(ticket.to_owned()),
-            Some(_) if !ticket.is_empty() => Which::Inputs(Err(invalid("request, inputs", "both", "one of them"))),
-            Some(_) => Which::Inputs(question(item)),
-        };
+        let which = Which::new(ticket.to_owned(), item.get("inputs").map(|_| question(item)));
         let outputs = item.get("outputs").and_then(Value::as_array).ok_or_else(|| {
             let found = item.get("outputs").map_or_else(|| "none".to_owned(), |value| excerpt(&value.to_string()));
             invalid("outputs", found, "a list of outputs, each with its name and data")

@@ -46,7 +46,7 @@ pub(crate) use inference::no_room;
 pub use inference::{Answer, Arrival, Asker, Submitted, timing_text};
 
 mod cached;
-mod feedback;
+pub(crate) mod feedback;
 mod inference;
 mod shadows;
 

@@ -10,15 +10,57 @@ use serde_json::{Value, json};
 use super::Service;
 use crate::{
     access::Client,
+    api::ModelInferRequest,
     cache::Question,
-    protocol::{self, Inputs, Placed, Resolved, Tensors},
+    protocol::{self, InferRequest, Inputs, Placed, Resolved, Tensors},
     selections::{Heard, Told},
-    settings::Settings,
 };
 
 /// Bytes of the inputs of a request that feedback may name: those that a body of feedback has room for, in which an
 /// element takes two bytes at least.
 const NAMED_BYTES_MAX: usize = 256 << 10;
+
+/// The model that feedback is for: it tells which question an item names by the request that asked it.
+pub(crate) struct FeedbackModel<'a> {
+    service: &'a Service,
+    index: usize,
+    face: Rc<Model>,
+}
+
+impl FeedbackModel<'_> {
+    /// By an item of JSON, with its `inputs` and `context`.
+    ///
+    /// # Errors
+    /// If no request of this model has these.
+    pub(crate) fn by_json(&self, item: &Value) -> Result<Question, InferError> {
+        let mut asked = json!({ "inputs": item["inputs"] });
+        if let Some(context) = item.get("context") {
+            asked["parameters"] = json!({ "context": context });
+        }
+        let text = Bytes::from(asked.to_string());
+        self.by_request(protocol::json::parse_request(&text, Rope::default(), Tensors::of(&self.face))?)
+    }
+
+    /// By the message of the request.
+    ///
+    /// # Errors
+    /// As [`Self::by_json`].
+    pub(crate) fn by_message(&self, message: ModelInferRequest) -> Result<Question, InferError> {
+        self.by_request(protocol::messages::parse_request(message)?)
+    }
+
+    fn by_request(&self, request: InferRequest) -> Result<Question, InferError> {
+        let Self { service, index, face } = self;
+        let Resolved { inputs, terms } = protocol::resolve(face, request, None, service.regions.borrow().of(None))?;
+        let Inputs { placed, pictures } = inputs;
+        if pictures.is_some() {
+            return Err(invalid("inputs", "a picture", "the ticket of its request, as request"));
+        }
+        let inputs: Vec<_> = placed.into_iter().map(Placed::read).collect::<Result<_, _>>()?;
+        let too_large = || invalid("inputs", "more", format_args!("at most {NAMED_BYTES_MAX} bytes of elements"));
+        service.feedback_question((*index, face), &inputs, terms.context()).ok_or_else(too_large)
+    }
+}
 
 impl Service {
     /// Takes a client's feedback for an ensemble.
@@ -29,43 +71,12 @@ impl Service {
         &self,
         of: Client,
         (model, version): (&str, Option<&str>),
-        told: Vec<Told>,
+        told: impl FnOnce(&FeedbackModel<'_>) -> Result<Vec<Told>, InferError>,
     ) -> Result<Vec<Heard>, InferError> {
         let (index, face) = self.find(model, version)?;
-        self.selections.handle_feedback(&self.record, (self.desk.now(), of), (index, &face), told)
-    }
-
-    /// The same, as a body of JSON says it.
-    ///
-    /// # Errors
-    /// As there, or if it says something else.
-    pub(crate) fn feedback_of(
-        &self,
-        of: Client,
-        (model, version): (&str, Option<&str>),
-        body: &Settings,
-    ) -> Result<Vec<Heard>, InferError> {
-        let (index, face) = self.find(model, version)?;
-        let told = Told::all_of(body, |item| self.question_named(index, &face, item))?;
-        self.feedback(of, (model, version), told)
-    }
-
-    /// The question that an item of feedback names.
-    fn question_named(&self, index: usize, face: &Rc<Model>, item: &Value) -> Result<Question, InferError> {
-        let mut asked = json!({ "inputs": item["inputs"] });
-        if let Some(context) = item.get("context") {
-            asked["parameters"] = json!({ "context": context });
-        }
-        let text = Bytes::from(asked.to_string());
-        let request = protocol::json::parse_request(&text, Rope::default(), Tensors::of(face))?;
-        let Resolved { inputs, terms } = protocol::resolve(face, request, None, self.regions.borrow().of(None))?;
-        let Inputs { placed, pictures } = inputs;
-        if pictures.is_some() {
-            return Err(invalid("inputs", "a picture", "the ticket of its request, as request"));
-        }
-        let inputs: Vec<_> = placed.into_iter().map(Placed::read).collect::<Result<_, _>>()?;
-        let too_large = || invalid("inputs", "more", format_args!("at most {NAMED_BYTES_MAX} bytes of elements"));
-        self.feedback_question((index, face), &inputs, terms.context()).ok_or_else(too_large)
+        let asked = FeedbackModel { service: self, index, face };
+        let told = told(&asked)?;
+        self.selections.handle_feedback(&self.record, (self.desk.now(), of), (index, &asked.face), told)
     }
 
     /// What feedback may name a request by, of an ensemble that learns.

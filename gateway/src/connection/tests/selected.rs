@@ -20,6 +20,7 @@ use crate::{
             feedback_request::{Item, Output},
         },
         infer_parameter::ParameterChoice,
+        model_infer_request::InferInputTensor,
     },
     config::RedisUrl,
     redis::{Redis, tests as redis},
@@ -459,6 +460,7 @@ fn feedback_comes_by_grpc_as_well() {
         let item = |ticket: &str, data: &[f64]| Item {
             request: ticket.to_owned(),
             outputs: vec![Output { name: "y".to_owned(), data: data.to_vec() }],
+            asked: None,
         };
         let items = [item(&ticket, &[3.0]), item(&ticket, &[3.0]), item("x", &[3.0]), item(&ticket, &[f64::NAN])];
         let mut tell = async |model: &str, feedback: Vec<Item>| {
@@ -477,6 +479,26 @@ fn feedback_comes_by_grpc_as_well() {
         assert_eq!((status, &text[..]), (3, "feedback: found 1025, expected a list of at most 1024"));
         let (status, ..) = tell("nobody", items.to_vec()).await;
         assert_eq!(status, 5);
+        // By the request, of which the latest counts.
+        peer.fates.borrow_mut().extend([OTHER, DOUBLED, DOUBLED]);
+        let ticket = told(&ask(&mut stream, &vote_of("")).await).0["feedback"].as_str().unwrap().to_owned();
+        let of = |ticket: &str, row: [u8; 4]| {
+            let input = InferInputTensor {
+                name: "x".to_owned(),
+                datatype: "UINT8".to_owned(),
+                shape: vec![1, 4],
+                ..InferInputTensor::default()
+            };
+            let raw_input_contents = vec![Bytes::copy_from_slice(&row)];
+            let asked = ModelInferRequest { inputs: vec![input], raw_input_contents, ..ModelInferRequest::default() };
+            Item { asked: Some(asked), ..item(ticket, &[3.0]) }
+        };
+        let asked = [of("", [1, 2, 3, 4]), of("", [9, 2, 3, 4]), of(&ticket, [1, 2, 3, 4])];
+        let (status, text, messages) = tell("vote", asked.to_vec()).await;
+        assert_eq!(status, 0, "{text}");
+        let results = FeedbackResponse::decode(messages[0].clone()).unwrap().results;
+        let outcomes: Vec<&str> = results.iter().map(|result| &result.outcome[..]).collect();
+        assert_eq!((outcomes, &results[0].request), (vec!["counted", "unknown", "malformed"], &ticket));
     });
 }
 
