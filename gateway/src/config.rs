@@ -460,12 +460,13 @@ fn default_cache_bytes() -> usize {
     Shares::here().cache_bytes
 }
 
+/// A 64th of the memory at most, as of the contexts.
 fn default_feedback_bytes() -> usize {
-    16 << 20
+    Shares::here().learning_bytes
 }
 
 fn default_contexts_bytes() -> usize {
-    16 << 20
+    Shares::here().learning_bytes
 }
 
 fn default_feedback_timeout_ms() -> u32 {

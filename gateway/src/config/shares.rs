@@ -1,6 +1,6 @@
 //! Defaults that follow the memory there is. Beyond a control group's bound the kernel ends processes, whoever has
-//! taken what; so each of these is an eighth of the memory at most, and so is the least arena; with answers that are
-//! kept they are half of it. What is left is for the roles, for models, and for other members in the same group.
+//! taken what; so each of these is an eighth of the memory at most, and so is the least arena; with what is kept of
+//! answers they are half of it. What is left is for the roles, for models, and for other members in the same group.
 
 use frontend::arena::ARENA_BYTES_MIN;
 use transport::Memory;
@@ -23,6 +23,8 @@ pub struct Shares {
     pub bodies_bytes_max: usize,
     /// `cache_bytes`.
     pub cache_bytes: usize,
+    /// `feedback_bytes`, and `contexts_bytes`.
+    pub learning_bytes: usize,
     arena_bytes: usize,
 }
 
@@ -42,18 +44,24 @@ impl Shares {
             untaken_bytes_max: eighth(512 << 20),
             bodies_bytes_max: eighth(512 << 20),
             cache_bytes: eighth(256 << 20) / 4,
+            learning_bytes: eighth(128 << 20) / 8,
             arena_bytes: eighth(ARENA_BYTES_MIN),
         };
-        // Where memory is short answers that are kept take their part from those that are not taken in.
+        // Where memory is short what is kept of answers takes its part from those that are not taken in.
         let over = memory.map_or(0, |memory| shares.bytes().saturating_sub(4 * memory.eighth_of(usize::MAX)));
-        Self { untaken_bytes_max: shares.untaken_bytes_max - over.min(shares.cache_bytes), ..shares }
+        Self { untaken_bytes_max: shares.untaken_bytes_max - over.min(shares.kept_bytes()), ..shares }
     }
 
     /// What clients may take up of a frontend by these, and of the least arena.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let clients = self.connections_max * CONNECTION_BYTES + self.untaken_bytes_max + self.bodies_bytes_max;
-        clients + self.arena_bytes + self.cache_bytes
+        clients + self.arena_bytes + self.kept_bytes()
+    }
+
+    /// Answers, what feedback for them needs, and what was learned of it.
+    fn kept_bytes(&self) -> usize {
+        self.cache_bytes + 2 * self.learning_bytes
     }
 }
 
@@ -66,6 +74,7 @@ mod tests {
         let memory = |total_bytes| Memory { total_bytes, used_bytes: 0, host_bytes: total_bytes, bounded_by: None };
         let plenty = Shares::of(None);
         assert_eq!((plenty.connections_max, plenty.untaken_bytes_max), (1024, 512 << 20));
+        assert_eq!((plenty.cache_bytes, plenty.learning_bytes), (64 << 20, 16 << 20));
         assert_eq!(Shares::of(Some(&memory(4 << 30))), plenty);
         let short = Shares::of(Some(&memory(300 << 20)));
         assert_eq!((short.connections_max, short.bodies_bytes_max), (75, 300 << 17));
