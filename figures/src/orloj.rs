@@ -110,7 +110,9 @@ pub(crate) const REMARKS: [&str; 8] = [
      (`strong`, three times the 99th percentile) that finished 0.75, 0.56 and 0.44 at 0.8, 1.1 and 1.4 of the \
      capacity, where the pseudocode's order finishes 0.87, 0.72 and 0.59. The better one is kept.",
     "`downbeat` gives applications whose times differ lanes of their own (`scheduler/src/lanes.rs`), so that \
-     short requests are not padded to long ones. The paper's Orloj mixes them and chooses by score.",
+     short requests are not padded to long ones. The paper's Orloj mixes them and chooses by score. Of lanes the one \
+     goes first whose batch serves most for its time, where requests weigh more of applications that lose more than \
+     others (`scheduler/src/lanes/losses.rs`): without weights more of all requests finish, and the long ones starve.",
     "Samples for the distributions, which the paper's profiler runs alone when there is time, cost nothing here; 192 \
      of each application are known from the start.",
     "`clairvoyant` is no policy: it knows when requests come and what each takes, and is the best of 28 greedy rules, \
@@ -372,7 +374,7 @@ fn note_gap(table: &mut Table, found: &[Finished], references: &[Finished]) {
         format!(
             "Over all {} settings `orloj` finishes {:.3}, `clockwork` {:.3}, `downbeat` {:.3} and `clairvoyant` {:.3} \
              on average: `downbeat` wins {:.0} % of the gap of {gap:.3}. It finishes less than the better of `orloj` \
-             and `clockwork` in {fewer_in_all} settings; where it compares worst it differs by {least_in_all:.3}",
+             and `clockwork` in {fewer_in_all} of them; where it compares worst it differs by {least_in_all:.3}",
             references.len(),
             mean(&rates(&orloj)),
             mean(&rates(&clockwork)),
@@ -386,7 +388,7 @@ fn note_gap(table: &mut Table, found: &[Finished], references: &[Finished]) {
         "finding",
         format!(
             "Of the application that fares worst `orloj` finishes {:.3}, `clockwork` {:.3} and `downbeat` {:.3} on \
-             average; that is less than the better of `orloj` and `clockwork` in {fewer_by_application} settings, by \
+             average; that is less than the better of `orloj` and `clockwork` in {fewer_by_application} of them, by \
              {:.3} at most",
             mean(&worsts(&orloj)),
             mean(&worsts(&clockwork)),

@@ -295,7 +295,7 @@ impl<P> Lanes<P> {
             entries[waiting.lane].push(entry);
         }
         for (Lane { times, queues, .. }, entries) in self.lanes.iter_mut().zip(&entries) {
-            let queue = |(&size, times)| SizeQueue::of(size, now, entries, times, self.clock);
+            let queue = |(&size, times)| SizeQueue::of(size, now, entries, times);
             *queues = sizes.iter().zip(&*times).map(queue).collect();
         }
     }
@@ -324,7 +324,7 @@ impl<P> Lanes<P> {
     pub(crate) fn push(&mut self, now: Timestamp, key: Queued, payload: P) {
         let name = self.next_key;
         self.next_key = self.next_key.wrapping_add(1);
-        let (lane, queues) = insert(&mut self.lanes, now, entry(self.dynamic.as_ref(), name, &key), self.clock);
+        let (lane, queues) = insert(&mut self.lanes, now, entry(self.dynamic.as_ref(), name, &key));
         *self.priorities.entry(key.priority).or_default() += 1;
         self.tasks.insert(name, Waiting { key, payload, lane, queues });
     }
@@ -564,11 +564,11 @@ fn lane_of(lanes: &[Lane], class: Class) -> usize {
 }
 
 /// Into all queues of its lane: which that is, and how many they are.
-fn insert(lanes: &mut [Lane], now: Timestamp, entry: Entry, clock: ScoreClock) -> (usize, u32) {
+fn insert(lanes: &mut [Lane], now: Timestamp, entry: Entry) -> (usize, u32) {
     let index = lane_of(lanes, entry.class);
     let Lane { queues, times, .. } = &mut lanes[index];
     for (queue, times) in queues.iter_mut().zip(times) {
-        queue.insert(now, entry, times, clock);
+        queue.insert(now, entry, times);
     }
     (index, queues.len() as u32)
 }

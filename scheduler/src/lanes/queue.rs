@@ -13,8 +13,9 @@
 //! of equation 1 over the step has it so, and steps are of unequal widths.
 //!
 //! Each is a line over `x = e^{bt}` that changes only at these milestones. So the best are found by a look at each
-//! request, which is a product and a sum. The paper keeps a dynamic convex hull of the lines instead, which is slower up
-//! to thousands of requests, as each is in the hulls of all batch sizes and moves in them at every milestone.
+//! request, which is a product and a sum, once for each batch. The paper keeps a dynamic convex hull of the lines instead:
+//! each request is in the hulls of all batch sizes and moves in them at every milestone, and weights that change with
+//! what applications lose would change all lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,16 +92,17 @@ fn line(now: Timestamp, entry: &Entry, times: &BatchTimes, clock: ScoreClock) ->
 struct Waiting {
     entry: Entry,
     line: Line,
+    /// When it has another one.
     until: Timestamp,
     expires_at: Timestamp,
 }
 
 impl Waiting {
-    fn new(now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) -> Self {
-        let (line, until) = line(now, &entry, times, clock);
+    /// Its line is found when a batch is first chosen beside it: most leave other queues before.
+    fn new(now: Timestamp, entry: Entry, times: &BatchTimes) -> Self {
         // Algorithm 1, line 11: too late from the instant after.
         let expires_at = entry.deadline - times.of(entry.class).mean + Span(1);
-        Self { entry, line, until, expires_at }
+        Self { entry, line: Line { alpha: 0.0, beta: 0.0 }, until: now, expires_at }
     }
 }
 
@@ -118,9 +120,9 @@ pub(super) struct SizeQueue {
 
 impl SizeQueue {
     /// With these requests, in any order.
-    pub(super) fn of(size: usize, now: Timestamp, entries: &[Entry], times: &BatchTimes, clock: ScoreClock) -> Self {
+    pub(super) fn of(size: usize, now: Timestamp, entries: &[Entry], times: &BatchTimes) -> Self {
         let waiting: BTreeMap<u32, Waiting> =
-            entries.iter().map(|entry| (entry.key, Waiting::new(now, *entry, times, clock))).collect();
+            entries.iter().map(|entry| (entry.key, Waiting::new(now, *entry, times))).collect();
         let mut applications = BTreeMap::new();
         entries.iter().for_each(|entry| *applications.entry(entry.application).or_default() += 1);
         Self {
@@ -150,8 +152,8 @@ impl SizeQueue {
         self.by_expiry.first().map(|&(at, _)| at)
     }
 
-    pub(super) fn insert(&mut self, now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) {
-        let waiting = Waiting::new(now, entry, times, clock);
+    pub(super) fn insert(&mut self, now: Timestamp, entry: Entry, times: &BatchTimes) {
+        let waiting = Waiting::new(now, entry, times);
         *self.applications.entry(entry.application).or_default() += 1;
         self.by_deadline.insert((entry.deadline, entry.key));
         self.by_expiry.insert((waiting.expires_at, entry.key));
@@ -308,7 +310,7 @@ mod tests {
         }
         times.settle();
         let times = &times.batches(&times.classes(), &[4], |_| Span::ZERO).unwrap()[0];
-        let mut queue = SizeQueue::of(4, at(0.0), &[], times, CLOCK);
+        let mut queue = SizeQueue::of(4, at(0.0), &[], times);
         let mut waiting: BTreeMap<u32, Entry> = BTreeMap::new();
         for key in 0..3000 {
             let now = at(f64::from(key));
@@ -319,11 +321,11 @@ mod tests {
                 application,
                 class: Class::of(application),
             };
-            queue.insert(now, entry, times, CLOCK);
+            queue.insert(now, entry, times);
             waiting.insert(key, entry);
             if key % 500 == 250 {
                 let entries: Vec<Entry> = waiting.values().copied().collect();
-                queue = SizeQueue::of(4, now, &entries, times, CLOCK);
+                queue = SizeQueue::of(4, now, &entries, times);
             }
             while let Some(gone) = queue.pop_expired(now) {
                 let entry = waiting.remove(&gone).expect("it waited");
