@@ -48,7 +48,8 @@ const NARROW_MAX: usize = 64;
 const ALONE_MAX: Span = Span::from_millis(3_600_000);
 /// The weight of a batch in the mean of their sizes.
 const BATCH_WEIGHT: f64 = 0.02;
-/// A lane of its own also lets a batch start as late as its own requests allow: what padding costs counts so many times.
+/// A lane of its own also lets a batch start as late as its own requests allow: what padding costs counts so many
+/// times.
 const PADDING_TIMES: f64 = 1.5;
 /// So many batches end within what is taken for the longest time.
 const CERTAIN_PART: f64 = 0.99;
@@ -709,9 +710,9 @@ impl DynamicTimes {
     /// Which classes had better share batches of about the usual size: groups by the mean work of their requests,
     /// ascending, as are the classes of each but for [`Class::ANY`], which comes last in whichever it joins.
     ///
-    /// A request of work w in a batch that is padded to w' costs `c1 (w' - w)` more than among its like; a batch of its
-    /// own costs c0, and the first request's work, once more. So they share it if the first, [`PADDING_TIMES`] times, is
-    /// less than its share of the second.
+    /// A request of work w in a batch that is padded to w' costs `c1 (w' - w)` more than among its like; a batch of
+    /// its own costs c0, and the first request's work, once more. So they share it if the first, [`PADDING_TIMES`]
+    /// times, is less than its share of the second.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<Class>> {
         let is_any = |known: &&Known| known.class == Class::ANY;

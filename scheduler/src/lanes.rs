@@ -12,11 +12,11 @@
 //! batch of its own would cost instead, is known with the times of applications: those whose difference is worth more
 //! than a batch's fixed cost have queues of their own, and distributions of what batches take there. Of lanes the one
 //! goes first whose batch serves most for its time: requests by what they weigh (`lanes/losses.rs`), those of
-//! applications that lose much more than others, over what the batch takes on average; and up to twice as much the nearer
-//! the lane's earliest deadline is. So no application starves, as long ones do where short ones always go first. A model
-//! whose requests are all alike has one lane, and so has every model under `orloj`, where all weigh the same. Lanes are
-//! decided anew as times are learned. What is said of lanes of applications here is said of classes then: where requests
-//! choose their lengths, these tell their times, too.
+//! applications that lose much more than others, over what the batch takes on average; and up to twice as much the
+//! nearer the lane's earliest deadline is. So no application starves, as long ones do where short ones always go
+//! first. A model whose requests are all alike has one lane, and so has every model under `orloj`, where all weigh
+//! the same. Lanes are decided anew as times are learned. What is said of lanes of applications here is said of
+//! classes then: where requests choose their lengths, these tell their times, too.
 
 mod losses;
 mod queue;

@@ -1,13 +1,13 @@
 //! What each application of a dynamic model loses, and what its requests weigh for it.
 //!
-//! A GPU that has too much to do serves most requests if it serves the short ones, and then an application whose requests
-//! take long is served hardly ever. So a request weighs the more the larger a part its application has lost of late:
-//! `e^(STEEPNESS d)`, where d is that part less the mean of all applications' parts. What is served by weight and time is
-//! a compromise between as many requests as possible and as large a part of each application's.
+//! A GPU that has too much to do serves most requests if it serves the short ones, and then an application whose
+//! requests take long is served hardly ever. So a request weighs the more the larger a part its application has lost
+//! of late: `e^(STEEPNESS d)`, where d is that part less the mean of all applications' parts. What is served by
+//! weight and time is a compromise between as many requests as possible and as large a part of each application's.
 //!
 //! An application is new with the mean of all. Requests whose client asks for less than what they take alone are not
-//! counted: else whoever asks for the impossible would have the GPU. Weights are bounded ([`EXPONENT_MAX`]), so that whoever
-//! sends too much takes a bounded part from others.
+//! counted: else whoever asks for the impossible would have the GPU. Weights are bounded ([`EXPONENT_MAX`]), so that
+//! whoever sends too much takes a bounded part from others.
 
 use std::collections::BTreeMap;
 

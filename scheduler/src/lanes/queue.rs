@@ -13,9 +13,9 @@
 //! of equation 1 over the step has it so, and steps are of unequal widths.
 //!
 //! Each is a line over `x = e^{bt}` that changes only at these milestones. So the best are found by a look at each
-//! request, which is a product and a sum, once for each batch. The paper keeps a dynamic convex hull of the lines instead:
-//! each request is in the hulls of all batch sizes and moves in them at every milestone, and weights that change with
-//! what applications lose would change all lines.
+//! request, which is a product and a sum, once for each batch. The paper keeps a dynamic convex hull of the lines
+//! instead: each request is in the hulls of all batch sizes and moves in them at every milestone, and weights that
+//! change with what applications lose would change all lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
