@@ -67,18 +67,6 @@ impl Rules {
     /// Ours. b hardly matters (section 5.6).
     pub(crate) const LANES: Self = Self { rate: 1e-4, has_lanes: true };
 
-    /// Of the queues: powers of two, and with lanes what is half-way between them, and the largest. Twice as many waits
-    /// for twice as long: with powers alone 0.02 fewer of all requests of Orloj's settings are in time.
-    fn sizes(self, max: usize) -> Vec<usize> {
-        let next = move |&size: &usize| match size {
-            1 => Some(2),
-            _ if !self.has_lanes => Some(2 * size),
-            _ if size.is_power_of_two() => Some(size + size / 2),
-            _ => Some(size / 3 * 4),
-        };
-        std::iter::successors(Some(1), next).take_while(|&size| size < max).chain([max]).collect()
-    }
-
     /// Orloj as published knows no lengths.
     fn times(self) -> fn(BatchCost) -> DynamicTimes {
         if self.has_lanes { DynamicTimes::by_length } else { DynamicTimes::new }
@@ -270,7 +258,6 @@ impl<P> Lanes<P> {
     fn rebuild(&mut self, now: Timestamp) {
         let profile = &self.config.profile;
         let max = profile.max_batch();
-        let sizes = self.rules.sizes(max);
         let on_top = |size| self.budget.delay(size);
         if let Some(dynamic) = &mut self.dynamic {
             dynamic.settle();
@@ -280,13 +267,14 @@ impl<P> Lanes<P> {
             Some(dynamic) => vec![dynamic.classes()],
             None => Vec::new(),
         };
+        let groups = if groups.is_empty() { vec![Vec::new()] } else { groups };
+        let sizes = sizes(max, groups.len() > 1);
         let lane = |classes: Vec<Class>| {
             let known = self.dynamic.as_ref().and_then(|dynamic| dynamic.batches(&classes, &sizes, on_top));
             let constant = |&size: &usize| BatchTimes::constant(profile.latency(size) + on_top(size));
             let times = known.unwrap_or_else(|| sizes.iter().map(constant).collect());
             Lane { classes, times, queues: Vec::new() }
         };
-        let groups = if groups.is_empty() { vec![Vec::new()] } else { groups };
         self.lanes = groups.into_iter().map(lane).collect();
         let mut entries: Vec<Vec<Entry>> = vec![Vec::new(); self.lanes.len()];
         for (&key, waiting) in &mut self.tasks {
@@ -547,6 +535,19 @@ impl<P> Lanes<P> {
     pub(crate) fn base(&self) -> Timestamp {
         self.clock.base
     }
+}
+
+/// Of the queues of a lane: powers of two, as published, and the largest. Where requests that differ have lanes of their
+/// own, what is half-way between them, too: 0.02 more of all requests of Orloj's settings are in time by it. Where those
+/// of one lane differ much it is 0.03 fewer of a log-normal application's.
+fn sizes(max: usize, are_alike: bool) -> Vec<usize> {
+    let next = |&size: &usize| match size {
+        1 => Some(2),
+        _ if !are_alike => Some(2 * size),
+        _ if size.is_power_of_two() => Some(size + size / 2),
+        _ => Some(size / 3 * 4),
+    };
+    std::iter::successors(Some(1), next).take_while(|&size| size < max).chain([max]).collect()
 }
 
 fn class_of(dynamic: Option<&DynamicTimes>, key: &Queued) -> Class {
