@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use chart::{Axis, Chart, Mark, Panel, Series};
-use sim::clairvoyant;
+use sim::{Report, clairvoyant, report::ModelReport};
 
 use crate::{
     context::{Context, Run, look_of, policy, workload},
@@ -110,7 +110,9 @@ pub(crate) const REMARKS: [&str; 8] = [
      (`strong`, three times the 99th percentile) that finished 0.75, 0.56 and 0.44 at 0.8, 1.1 and 1.4 of the \
      capacity, where the pseudocode's order finishes 0.87, 0.72 and 0.59. The better one is kept.",
     "`downbeat` gives applications whose times differ lanes of their own (`scheduler/src/lanes.rs`), so that \
-     short requests are not padded to long ones. The paper's Orloj mixes them and chooses by score.",
+     short requests are not padded to long ones. The paper's Orloj mixes them and chooses by score. Of lanes the one \
+     goes first whose batch serves most for its time, where requests weigh more of applications that lose more than \
+     others (`scheduler/src/lanes/losses.rs`): without weights more of all requests finish, and the long ones starve.",
     "Samples for the distributions, which the paper's profiler runs alone when there is time, cost nothing here; 192 \
      of each application are known from the start.",
     "`clairvoyant` is no policy: it knows when requests come and what each takes, and is the best of 28 greedy rules, \
@@ -123,7 +125,7 @@ const POLICIES: [&str; 5] = ["downbeat", "orloj", "clockwork", "nexus", "clipper
 /// These and the reference.
 const NAMES: usize = POLICIES.len() + 1;
 
-const HEADER: [&str; 6] = ["setting", "case", "SLO (x p99)", "policy", "finish rate", "paper"];
+const HEADER: [&str; 7] = ["setting", "case", "SLO (x p99)", "policy", "finish rate", "worst application", "paper"];
 
 /// Beside the policies, in tables and drawings.
 const REFERENCE: &str = "clairvoyant";
@@ -293,13 +295,14 @@ fn draw(
             for slo in SLOS_X_P99 {
                 let (rates, reference) = found.next().expect("a report for each run");
                 let named = POLICIES.iter().zip(rates).chain([(&REFERENCE, reference)]);
-                for ((name, &rate), (ours, papers)) in named.zip(&mut lines) {
+                for ((name, finished), (ours, papers)) in named.zip(&mut lines) {
+                    let Finished { rate, worst } = *finished;
                     let paper = reported.get(&(case.name.clone(), slo.to_string(), *name)).copied();
                     ours.push((slo, rate));
                     papers.extend(paper.map(|rate| (slo, rate)));
                     let paper = paper.map_or_else(String::new, cell);
-                    let rate = cell((rate * 1000.0).round() / 1000.0);
-                    table.push([setting.name.into(), case.name.clone(), cell(slo), (*name).into(), rate, paper]);
+                    let [rate, worst] = [Some(rate), worst].map(|rate| rate.map_or_else(String::new, rounded));
+                    table.push([setting.name.into(), case.name.clone(), cell(slo), (*name).into(), rate, worst, paper]);
                 }
             }
             // One setting is drawn, and no more than fit on a page.
@@ -312,36 +315,85 @@ fn draw(
     Ok((Chart::new(figure.title, 3, panels), table))
 }
 
+/// What a run finished of all requests.
+#[derive(Debug, Clone, Copy)]
+struct Finished {
+    rate: f64,
+    /// Of those of the application that fared worst, where that is known.
+    worst: Option<f64>,
+}
+
+impl Finished {
+    fn of(report: &Report) -> Self {
+        let worst = 1.0 - report.models.iter().map(ModelReport::worst_bad_rate).fold(0.0, f64::max);
+        Self { rate: report.totals.on_time_fraction, worst: Some(worst) }
+    }
+}
+
+fn rounded(rate: f64) -> String {
+    cell((rate * 1000.0).round() / 1000.0)
+}
+
 /// Finish rates of all runs, and of each `POLICIES` of them what somebody would finish who knows the future.
-fn with_references(context: &Context, runs: &[Run], table: &mut Table) -> Result<(Vec<f64>, Vec<f64>), FigureError> {
+fn with_references(
+    context: &Context,
+    runs: &[Run],
+    table: &mut Table,
+) -> Result<(Vec<Finished>, Vec<Finished>), FigureError> {
     let reports = context.runs(runs, table)?;
     let seconds = context.seconds(runs.iter().map(|run| run.rate_rps).sum());
     let settings: Vec<&Run> = runs.iter().step_by(POLICIES.len()).collect();
     context.bar.inc_length(settings.len() as u64);
     let reference = |run: &&Run| Ok(clairvoyant::finish_rate(&run.workload, run.rate_rps, seconds, context.seed));
     let references = context.parallel(&settings, reference)?;
-    Ok((reports.iter().map(|report| report.totals.on_time_fraction).collect(), references))
+    let reference = |rate| Finished { rate, worst: None };
+    Ok((reports.iter().map(Finished::of).collect(), references.into_iter().map(reference).collect()))
 }
 
-/// How `downbeat` compares with `orloj`, and how much of what is between that and the reference it wins.
-fn note_gap(table: &mut Table, rates: &[f64], references: &[f64]) {
-    let [downbeat, orloj] = ["downbeat", "orloj"].map(|name| {
+/// How `downbeat` compares with `orloj`, and how much of what is between that and the reference it wins; and how the
+/// worst application fares, compared with whichever of the other two serves it best.
+fn note_gap(table: &mut Table, found: &[Finished], references: &[Finished]) {
+    let rates = |found: &[Finished]| found.iter().map(|finished| finished.rate).collect::<Vec<f64>>();
+    let worsts = |found: &[Finished]| found.iter().filter_map(|finished| finished.worst).collect::<Vec<f64>>();
+    let [downbeat, orloj, clockwork] = ["downbeat", "orloj", "clockwork"].map(|name| {
         let place = POLICIES.iter().position(|policy| *policy == name).expect("it is compared");
-        rates.iter().skip(place).step_by(POLICIES.len()).copied().collect::<Vec<f64>>()
+        found.iter().skip(place).step_by(POLICIES.len()).copied().collect::<Vec<Finished>>()
     });
     let mean = |rates: &[f64]| rates.iter().sum::<f64>() / rates.len().max(1) as f64;
-    let (gap, won) = (mean(references) - mean(&orloj), mean(&downbeat) - mean(&orloj));
-    let least = downbeat.iter().zip(&orloj).map(|(ours, other)| ours - other).fold(f64::INFINITY, f64::min);
+    let least = |of: &dyn Fn(&[Finished]) -> Vec<f64>| {
+        let best = of(&orloj).into_iter().zip(of(&clockwork)).map(|(one, other)| one.max(other));
+        let more: Vec<f64> = of(&downbeat).into_iter().zip(best).map(|(ours, best)| ours - best).collect();
+        // What is told of rates has three digits.
+        let fewer = more.iter().filter(|more| **more < -0.0005).count();
+        (more.into_iter().fold(f64::INFINITY, f64::min), fewer)
+    };
+    let (gap, won) = (mean(&rates(references)) - mean(&rates(&orloj)), mean(&rates(&downbeat)) - mean(&rates(&orloj)));
+    let (least_in_all, fewer_in_all) = least(&rates);
     table.note(
         "finding",
         format!(
-            "Over all {} settings `orloj` finishes {:.3}, `downbeat` {:.3} and `clairvoyant` {:.3} on average: \
-             `downbeat` wins {:.0} % of the gap of {gap:.3}; where it compares worst it differs by {least:.3}",
+            "Over all {} settings `orloj` finishes {:.3}, `clockwork` {:.3}, `downbeat` {:.3} and `clairvoyant` {:.3} \
+             on average: `downbeat` wins {:.0} % of the gap of {gap:.3}. It finishes less than the better of `orloj` \
+             and `clockwork` in {fewer_in_all} of them; where it compares worst it differs by {least_in_all:.3}",
             references.len(),
-            mean(&orloj),
-            mean(&downbeat),
-            mean(references),
+            mean(&rates(&orloj)),
+            mean(&rates(&clockwork)),
+            mean(&rates(&downbeat)),
+            mean(&rates(references)),
             100.0 * won / gap.max(1e-9),
+        ),
+    );
+    let (least_by_application, fewer_by_application) = least(&worsts);
+    table.note(
+        "finding",
+        format!(
+            "Of the application that fares worst `orloj` finishes {:.3}, `clockwork` {:.3} and `downbeat` {:.3} on \
+             average; that is less than the better of `orloj` and `clockwork` in {fewer_by_application} of them, by \
+             {:.3} at most",
+            mean(&worsts(&orloj)),
+            mean(&worsts(&clockwork)),
+            mean(&worsts(&downbeat)),
+            (-least_by_application).max(0.0),
         ),
     );
 }
@@ -369,7 +421,7 @@ pub(crate) fn summary(table: &Table) -> Option<Table> {
         let cells = slos.iter().map(|slo| {
             let rows = table.rows.iter().filter(|row| [&row[0], &row[3], &row[2]] == [setting, policy, *slo]);
             let rates: Vec<(f64, Option<f64>)> =
-                rows.filter_map(|row| Some((row[4].parse().ok()?, row[5].parse().ok()))).collect();
+                rows.filter_map(|row| Some((row[4].parse().ok()?, row[6].parse().ok()))).collect();
             let both: Vec<_> = rates.iter().filter_map(|(ours, paper)| Some((*ours, (*paper)?))).collect();
             let mean = |rates: &mut dyn Iterator<Item = f64>| {
                 let (sum, count) = rates.fold((0.0, 0.0f64), |(sum, count), rate| (sum + rate, count + 1.0));
@@ -452,7 +504,7 @@ mod tests {
         for (case, policy, ours, paper) in
             rows.into_iter().chain([("a", "downbeat", "0.9", ""), ("b", "downbeat", "0.8", "")])
         {
-            table.push(["weak", case, "1.500", policy, ours, paper].map(str::to_owned));
+            table.push(["weak", case, "1.500", policy, ours, "", paper].map(str::to_owned));
         }
         let found = summary(&table).unwrap();
         assert_eq!(found.header, ["setting", "policy", "1.500 x p99"]);

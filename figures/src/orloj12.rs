@@ -19,16 +19,16 @@ use crate::{
 pub(crate) const ORLOJ12: Figure = Figure {
     name: "orloj12",
     title: "Orloj, Figure 12: insertion into a queue of many requests",
-    shows: "A request of the three-modal case comes while so many wait (a power of ten): the time until it has a score \
-            and its place in the hull, and the time in which the one with the highest score is found and taken out. \
-            Medians. Dashed: c log2(n)^2 through the insertion at 10,000.",
+    shows: "A request of the three-modal case comes while so many wait (a power of ten): the time until it waits \
+            among them, and the time in which the one with the highest score is found and taken out. Medians. \
+            Dashed: c log2(n)^2 through the insertion at 10,000.",
     remarks: &[
         "Measured on the machine that made the figure, with one batch size, and so one queue. With batches of up to 16 \
          a request enters five of them; the instructions of all that happens to it are counted by \
          `bench/instructions`.",
         "The paper's drawing has insertions grow as O(log^2 n), below 0.5 ms with thousands of requests, and queries \
-         that take the same time for any n. Ours of the hull alone would, too: here the request that was found leaves \
-         the queue as well, which costs about what its insertion does.",
+         that take the same time for any n, as it keeps a convex hull of the scores. Ours looks at all that wait: an \
+         insertion costs less, and a query grows as n. It is asked once for each batch, and not for each request.",
     ],
     draw,
 };

@@ -48,6 +48,9 @@ const NARROW_MAX: usize = 64;
 const ALONE_MAX: Span = Span::from_millis(3_600_000);
 /// The weight of a batch in the mean of their sizes.
 const BATCH_WEIGHT: f64 = 0.02;
+/// A lane of its own also lets a batch start as late as its own requests allow: what padding costs counts so many
+/// times.
+const PADDING_TIMES: f64 = 1.5;
 /// So many batches end within what is taken for the longest time.
 const CERTAIN_PART: f64 = 0.99;
 
@@ -277,6 +280,18 @@ pub struct Seen {
     pub bins: Vec<Bin>,
     /// Its mean.
     pub mean: Span,
+}
+
+impl Seen {
+    /// The probability that it takes longer than this; within a step all times are alike likely.
+    #[must_use]
+    pub fn late(&self, left: Span) -> f64 {
+        let beyond = |bin: &Bin| {
+            let width = (bin.to - bin.from).as_nanos() as f64;
+            bin.part * ((bin.to - left).as_nanos() as f64 / width).clamp(0.0, 1.0)
+        };
+        self.bins.iter().map(beyond).sum::<f64>().clamp(0.0, 1.0)
+    }
 }
 
 impl BatchTimes {
@@ -695,9 +710,9 @@ impl DynamicTimes {
     /// Which classes had better share batches of about the usual size: groups by the mean work of their requests,
     /// ascending, as are the classes of each but for [`Class::ANY`], which comes last in whichever it joins.
     ///
-    /// A request of work w in a batch that is padded to w' costs `c1 (w' - w)` more than among its like; a batch of its
-    /// own costs c0, and the first request's work, once more. So they share it if the first is less than its share of
-    /// the second.
+    /// A request of work w in a batch that is padded to w' costs `c1 (w' - w)` more than among its like; a batch of
+    /// its own costs c0, and the first request's work, once more. So they share it if the first, [`PADDING_TIMES`]
+    /// times, is less than its share of the second.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<Class>> {
         let is_any = |known: &&Known| known.class == Class::ANY;
@@ -706,7 +721,7 @@ impl DynamicTimes {
         let BatchCost { fixed, per_task } = self.cost;
         let joins = |group: &[&Known], known: &Known| {
             let shortest = group[0].mean;
-            let padding = per_task * (known.mean - shortest) * self.batch_mean;
+            let padding = PADDING_TIMES * per_task * (known.mean - shortest) * self.batch_mean;
             shortest <= known.mean && padding < fixed.as_nanos() as f64 + (1.0 - per_task) * shortest
         };
         let mut groups: Vec<Vec<&Known>> = Vec::new();

@@ -12,14 +12,29 @@
 //! The paper calls h the step's frequency. It is a density, the step's probability divided by its width: the integral
 //! of equation 1 over the step has it so, and steps are of unequal widths.
 //!
-//! Each is a line over `x = e^{bt}`, so the queue is a [`Hull`], and a request moves in it only at these milestones.
+//! Each is a line over `x = e^{bt}` that changes only at these milestones. So the best are found by a look at each
+//! request, which is a product and a sum, once for each batch. The paper keeps a dynamic convex hull of the lines
+//! instead: each request is in the hulls of all batch sizes and moves in them at every milestone, and weights that
+//! change with what applications lose would change all lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{Span, Timestamp};
 
-use super::hull::{Hull, Line};
 use crate::dynamic::{BatchTimes, Class};
+
+/// A score over x = e^{bt}.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Line {
+    alpha: f64,
+    beta: f64,
+}
+
+impl Line {
+    fn at(self, x: f64) -> f64 {
+        self.alpha * x + self.beta
+    }
+}
 
 /// Scores' clock: `b` for a millisecond, and the instant that exponents count from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,6 +59,7 @@ impl ScoreClock {
 pub(super) struct Entry {
     pub key: u32,
     pub deadline: Timestamp,
+    pub application: u8,
     pub class: Class,
 }
 
@@ -76,16 +92,17 @@ fn line(now: Timestamp, entry: &Entry, times: &BatchTimes, clock: ScoreClock) ->
 struct Waiting {
     entry: Entry,
     line: Line,
+    /// When it has another one.
     until: Timestamp,
     expires_at: Timestamp,
 }
 
 impl Waiting {
-    fn new(now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) -> Self {
-        let (line, until) = line(now, &entry, times, clock);
+    /// Its line is found when a batch is first chosen beside it: most leave other queues before.
+    fn new(now: Timestamp, entry: Entry, times: &BatchTimes) -> Self {
         // Algorithm 1, line 11: too late from the instant after.
         let expires_at = entry.deadline - times.of(entry.class).mean + Span(1);
-        Self { entry, line, until, expires_at }
+        Self { entry, line: Line { alpha: 0.0, beta: 0.0 }, until: now, expires_at }
     }
 }
 
@@ -94,24 +111,25 @@ impl Waiting {
 pub(super) struct SizeQueue {
     size: usize,
     waiting: BTreeMap<u32, Waiting>,
-    hull: Hull,
+    /// How many wait of each application that any is of.
+    applications: BTreeMap<u8, usize>,
     by_deadline: BTreeSet<(Timestamp, u32)>,
     /// By when a batch of this size would be late, on average.
     by_expiry: BTreeSet<(Timestamp, u32)>,
-    by_milestone: BTreeSet<(Timestamp, u32)>,
 }
 
 impl SizeQueue {
     /// With these requests, in any order.
-    pub(super) fn of(size: usize, now: Timestamp, entries: &[Entry], times: &BatchTimes, clock: ScoreClock) -> Self {
+    pub(super) fn of(size: usize, now: Timestamp, entries: &[Entry], times: &BatchTimes) -> Self {
         let waiting: BTreeMap<u32, Waiting> =
-            entries.iter().map(|entry| (entry.key, Waiting::new(now, *entry, times, clock))).collect();
+            entries.iter().map(|entry| (entry.key, Waiting::new(now, *entry, times))).collect();
+        let mut applications = BTreeMap::new();
+        entries.iter().for_each(|entry| *applications.entry(entry.application).or_default() += 1);
         Self {
             size,
-            hull: Hull::of(waiting.iter().map(|(&key, waiting)| (key, waiting.line)).collect()),
+            applications,
             by_deadline: waiting.iter().map(|(&key, waiting)| (waiting.entry.deadline, key)).collect(),
             by_expiry: waiting.iter().map(|(&key, waiting)| (waiting.expires_at, key)).collect(),
-            by_milestone: waiting.iter().map(|(&key, waiting)| (waiting.until, key)).collect(),
             waiting,
         }
     }
@@ -134,22 +152,24 @@ impl SizeQueue {
         self.by_expiry.first().map(|&(at, _)| at)
     }
 
-    pub(super) fn insert(&mut self, now: Timestamp, entry: Entry, times: &BatchTimes, clock: ScoreClock) {
-        let waiting = Waiting::new(now, entry, times, clock);
-        self.hull.insert(entry.key, waiting.line);
+    pub(super) fn insert(&mut self, now: Timestamp, entry: Entry, times: &BatchTimes) {
+        let waiting = Waiting::new(now, entry, times);
+        *self.applications.entry(entry.application).or_default() += 1;
         self.by_deadline.insert((entry.deadline, entry.key));
         self.by_expiry.insert((waiting.expires_at, entry.key));
-        self.by_milestone.insert((waiting.until, entry.key));
         self.waiting.insert(entry.key, waiting);
     }
 
     /// Nothing happens if it is not there.
     pub(super) fn remove(&mut self, key: u32) {
-        let Some(Waiting { entry, line, until, expires_at }) = self.waiting.remove(&key) else { return };
-        self.hull.remove(key, line);
+        let Some(Waiting { entry, expires_at, .. }) = self.waiting.remove(&key) else { return };
+        let count = self.applications.get_mut(&entry.application).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.applications.remove(&entry.application);
+        }
         self.by_deadline.remove(&(entry.deadline, key));
         self.by_expiry.remove(&(expires_at, key));
-        self.by_milestone.remove(&(until, key));
     }
 
     /// The next request that a batch of this size would serve too late; it has left.
@@ -159,23 +179,36 @@ impl SizeQueue {
         Some(key)
     }
 
-    /// Scores follow the time.
-    pub(super) fn handle_timeout(&mut self, now: Timestamp, times: &BatchTimes, clock: ScoreClock) {
-        while let Some(&(until, key)) = self.by_milestone.first()
-            && until <= now
-        {
-            self.by_milestone.pop_first();
-            let waiting = self.waiting.get_mut(&key).expect("what has a milestone waits");
-            self.hull.remove(key, waiting.line);
-            (waiting.line, waiting.until) = line(now, &waiting.entry, times, clock);
-            self.hull.insert(key, waiting.line);
-            self.by_milestone.insert((waiting.until, key));
-        }
+    /// The mean weight of those that wait, by their applications; some do.
+    pub(super) fn mean_weight(&self, weight: impl Fn(u8) -> f64) -> f64 {
+        let sum: f64 = self.applications.iter().map(|(&of, &count)| count as f64 * weight(of)).sum();
+        sum / self.waiting.len() as f64
     }
 
-    /// The request with the highest score.
-    pub(super) fn top(&self, now: Timestamp, clock: ScoreClock) -> Option<u32> {
-        self.hull.top(clock.exp(now))
+    /// The requests of a batch: those with the highest scores, each times its application's weight. There are enough.
+    pub(super) fn best(
+        &mut self,
+        now: Timestamp,
+        times: &BatchTimes,
+        clock: ScoreClock,
+        weight: impl Fn(u8) -> f64,
+    ) -> Vec<u32> {
+        let x = clock.exp(now);
+        let mut weights = [0.0; 1 + u8::MAX as usize];
+        self.applications.keys().for_each(|&of| weights[usize::from(of)] = weight(of));
+        let score = |(&key, waiting): (&u32, &mut Waiting)| {
+            if waiting.until <= now {
+                (waiting.line, waiting.until) = line(now, &waiting.entry, times, clock);
+            }
+            (weights[usize::from(waiting.entry.application)] * waiting.line.at(x), key)
+        };
+        let mut scores: Vec<(f64, u32)> = self.waiting.iter_mut().map(score).collect();
+        let order = |one: &(f64, u32), other: &(f64, u32)| other.0.total_cmp(&one.0).then(one.1.cmp(&other.1));
+        if scores.len() > self.size {
+            scores.select_nth_unstable_by(self.size - 1, order);
+            scores.truncate(self.size);
+        }
+        scores.into_iter().map(|(_, key)| key).collect()
     }
 }
 
@@ -222,7 +255,7 @@ mod tests {
         let bins = vec![bin(10, 12, 0.5), bin(12, 40, 0.3), bin(40, 400, 0.2)];
         let times = BatchTimes::of_bins(bins, ms(60));
         for left in [5, 11, 12, 30, 39, 41, 200, 399, 500, 5_000] {
-            let entry = Entry { key: 0, deadline: at(7_000.0) + ms(left), class: Class::ANY };
+            let entry = Entry { key: 0, deadline: at(7_000.0) + ms(left), application: 0, class: Class::ANY };
             let (Line { alpha, beta }, _) = line(at(7_000.0), &entry, &times, CLOCK);
             let score = alpha * CLOCK.exp(at(7_000.0)) + beta;
             let expected = expected_cost_reduction(at(7_000.0), &entry, &times);
@@ -256,7 +289,7 @@ mod tests {
             let times = BatchTimes::constant(hours(took) - at(0.0));
             for deadline in [0.5, 3.0, 24.0, 2_000.0] {
                 for now in [0.0, 0.2, 23.0] {
-                    let entry = Entry { key: 0, deadline: hours(deadline), class: Class::ANY };
+                    let entry = Entry { key: 0, deadline: hours(deadline), application: 0, class: Class::ANY };
                     let (Line { alpha, beta }, _) = line(hours(now), &entry, &times, CLOCK);
                     assert!(alpha.is_finite() && beta.is_finite(), "{took} h until {deadline} h at {now} h");
                 }
@@ -265,7 +298,8 @@ mod tests {
     }
 
     #[test]
-    fn the_top_has_the_highest_score_as_requests_come_and_go_and_time_passes() {
+    fn a_batch_has_the_highest_weighted_scores_as_requests_come_and_go_and_time_passes() {
+        let weight = |application: u8| [1.0, 3.0, 0.5][usize::from(application)];
         let mut rng = ChaCha8Rng::seed_from_u64(5);
         let mut times = DynamicTimes::new(BatchCost { fixed: Span::from_millis(3), per_task: 0.4 });
         for _ in 0..300 {
@@ -276,22 +310,23 @@ mod tests {
         }
         times.settle();
         let times = &times.batches(&times.classes(), &[4], |_| Span::ZERO).unwrap()[0];
-        let mut queue = SizeQueue::of(4, at(0.0), &[], times, CLOCK);
+        let mut queue = SizeQueue::of(4, at(0.0), &[], times);
         let mut waiting: BTreeMap<u32, Entry> = BTreeMap::new();
         for key in 0..3000 {
             let now = at(f64::from(key));
+            let application = rng.random_range(0..3);
             let entry = Entry {
                 key,
                 deadline: now + Span::from_millis_f64(rng.random_range(20.0..600.0)),
-                class: Class::of(rng.random_range(0..3)),
+                application,
+                class: Class::of(application),
             };
-            queue.insert(now, entry, times, CLOCK);
+            queue.insert(now, entry, times);
             waiting.insert(key, entry);
             if key % 500 == 250 {
                 let entries: Vec<Entry> = waiting.values().copied().collect();
-                queue = SizeQueue::of(4, now, &entries, times, CLOCK);
+                queue = SizeQueue::of(4, now, &entries, times);
             }
-            queue.handle_timeout(now, times, CLOCK);
             while let Some(gone) = queue.pop_expired(now) {
                 let entry = waiting.remove(&gone).expect("it waited");
                 assert!(now + times.of(entry.class).mean > entry.deadline);
@@ -299,14 +334,24 @@ mod tests {
             assert!(waiting.values().all(|entry| now + times.of(entry.class).mean <= entry.deadline));
             let earliest = waiting.values().map(|entry| (entry.deadline, entry.key)).min();
             assert_eq!((queue.len(), queue.earliest()), (waiting.len(), earliest));
-            let best = waiting.values().map(|entry| naive_score(now, entry, times)).fold(0.0, f64::max);
-            let found = queue.top(now, CLOCK).map_or(0.0, |top| naive_score(now, &waiting[&top], times));
-            assert!((found - best).abs() <= 1e-9 * best.max(1.0), "{found} {best} at {now:?}");
-            if key % 3 == 0
-                && let Some(top) = queue.top(now, CLOCK)
-            {
-                queue.remove(top);
-                waiting.remove(&top);
+            let applications = |of: u8| waiting.values().filter(|entry| entry.application == of).count() as f64;
+            let mean = (0..3).map(|of| weight(of) * applications(of)).sum::<f64>() / waiting.len() as f64;
+            assert!(waiting.is_empty() || (queue.mean_weight(weight) - mean).abs() < 1e-9 * mean);
+            if key % 9 == 0 && waiting.len() >= 4 {
+                let score = |entry: &Entry| weight(entry.application) * naive_score(now, entry, times);
+                let mut expected: Vec<f64> = waiting.values().map(score).collect();
+                expected.sort_by(|one, other| other.total_cmp(one));
+                let best = queue.best(now, times, CLOCK, weight);
+                let mut found: Vec<f64> = best.iter().map(|key| score(&waiting[key])).collect();
+                found.sort_by(|one, other| other.total_cmp(one));
+                assert_eq!(found.len(), 4);
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!((found - expected).abs() <= 1e-9 * expected.max(1.0), "{found} {expected} at {now:?}");
+                }
+                for key in best {
+                    queue.remove(key);
+                    waiting.remove(&key);
+                }
             }
         }
     }

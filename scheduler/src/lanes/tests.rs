@@ -32,7 +32,7 @@ fn key(id: u64, application: u8, deadline: f64) -> Queued {
 }
 
 fn take(lanes: &mut Lanes<()>, now: f64) -> Option<Batch<()>> {
-    let choice = lanes.choice()?;
+    let choice = lanes.choice(at(now))?;
     Some(lanes.take_batch(at(now), choice, (ModelId(0), GpuId(0)), (at(now), Timestamp::PAST)))
 }
 
@@ -55,6 +55,33 @@ fn lanes_keep_short_requests_from_being_padded_to_long_ones() {
     assert_eq!(batch, [1, 3]);
     assert_eq!(ids(&take(&mut lanes, 25.0).unwrap()), [0, 2]);
     assert!(take(&mut lanes, 300.0).is_none());
+}
+
+#[test]
+fn batches_have_sizes_between_powers_of_two_where_requests_of_a_lane_are_alike() {
+    assert_eq!(sizes(16, true), [1, 2, 3, 4, 6, 8, 12, 16]);
+    assert_eq!(sizes(16, false), [1, 2, 4, 8, 16]);
+    assert_eq!([sizes(1, true), sizes(7, true)], [vec![1], vec![1, 2, 3, 4, 6, 7]]);
+    let of_lanes = |rules: Rules| lanes(rules, 6).lanes[0].queues.iter().map(SizeQueue::size).collect::<Vec<_>>();
+    assert_eq!([of_lanes(Rules::LANES), of_lanes(ORLOJ)], [vec![1, 2, 3, 4, 6], vec![1, 2, 4, 6]]);
+}
+
+/// Of two lanes the one goes first whose application has lost more, even if its requests take longer.
+#[test]
+fn who_loses_more_than_others_goes_first_and_who_asks_for_too_much_does_not() {
+    let mut lanes = lanes(Rules::LANES, 2);
+    let lose = |lanes: &mut Lanes<()>, given_ms: f64| {
+        for id in 0..100 {
+            lanes.push(at(0.0), key(id, 2, given_ms), ());
+            assert_eq!(lanes.handle_timeout(at(0.0), at(given_ms)).len(), 1);
+        }
+        lanes.push(at(0.0), key(200, 2, 500.0), ());
+        lanes.push(at(0.0), key(201, 0, 500.0), ());
+        [0.0, 1.0].map(|now| ids(&take(lanes, now).unwrap())[0])
+    };
+    // 101 ms alone are more than 90, whoever else is given up.
+    assert_eq!(lose(&mut lanes, 90.0), [201, 200]);
+    assert_eq!(lose(&mut lanes, 400.0), [200, 201]);
 }
 
 /// One application, whose requests take what their lengths say: 10 ms for 100 bytes, 100 ms for 1,000.
@@ -111,7 +138,7 @@ fn lanes_follow_what_batches_take() {
 fn a_model_whose_requests_are_not_known_is_planned_by_its_profile_and_soon_by_them() {
     let mut lanes = Lanes::new(at(0.0), Rules::LANES, config(2), NetworkBudget::default());
     lanes.push(at(0.0), key(0, 0, 60.0), ());
-    let outlook = |lanes: &Lanes<()>| lanes.outlook(lanes.choice().unwrap());
+    let outlook = |lanes: &Lanes<()>| lanes.outlook(lanes.choice(at(0.0)).unwrap());
     assert_eq!(outlook(&lanes).execution, Span::from_millis(51));
     assert_eq!(lanes.longest(), config(2).profile);
     for sample in 1..=2 * SAMPLES_AT_FIRST {
@@ -209,10 +236,10 @@ fn a_table_costs_no_more_where_many_wait() {
     assert_eq!(lanes.tables_made() - tables, made);
     assert_eq!(made, samples / (80 * SAMPLES_A_TABLE / WAITING_A_SAMPLE));
     // Nor do changes of l(b), which nobody goes by any more.
-    let choice = lanes.choice();
+    let choice = lanes.choice(at(1.0));
     let slower = LatencyProfile::linear(60.0, 1.0, 2).unwrap();
     lanes.handle_config(at(1.0), ModelConfig { profile: slower, ..config(2) }, NetworkBudget::default());
-    assert_eq!(lanes.choice(), choice);
+    assert_eq!(lanes.choice(at(1.0)), choice);
 }
 
 #[test]
@@ -237,7 +264,7 @@ fn a_batch_may_start_while_one_of_its_tasks_could_be_in_time_and_for_so_long_at_
     // The shortest of two take 21 ms.
     assert_eq!((batch.exec_at, batch.latest), (at(0.0), at(200.0 - 21.0)));
     lanes.push(at(0.0), key(2, 0, 1e9), ());
-    let choice = lanes.choice().unwrap();
+    let choice = lanes.choice(at(0.0)).unwrap();
     let batch = lanes.take_batch(at(0.0), choice, (ModelId(0), GpuId(0)), (at(0.0), at(3.0)));
     assert_eq!((batch.exec_at, batch.latest), (at(3.0), at(3.0) + WINDOW_MAX));
     // Whoever looks too late is told so, and no window ends before it begins.
@@ -304,7 +331,7 @@ proptest! {
                 }
                 Step::Pass(ms) => now += Span::from_millis_f64(ms),
                 Step::Take => {
-                    if let Some(choice) = lanes.choice() {
+                    if let Some(choice) = lanes.choice(now) {
                         let outlook = lanes.outlook(choice);
                         let fit = fits(&lanes, &waiting, now, choice.lane, choice.queue);
                         let batch = lanes.take_batch(now, choice, (ModelId(0), GpuId(0)), (now, Timestamp::PAST));
@@ -357,21 +384,32 @@ proptest! {
                 let queues = lanes.lanes[lane].queues.iter().enumerate();
                 let full = queues.filter_map(|(index, queue)| {
                     let fit = fits(&lanes, &waiting, now, lane, index);
-                    let earliest = fit.iter().map(|key| key.deadline).min()?;
-                    (fit.len() >= queue.size()).then_some((earliest, queue.size(), index))
+                    let (earliest, queued_at) = fit.iter().map(|key| (key.deadline, key.queued_at)).min()?;
+                    (fit.len() >= queue.size()).then_some((earliest, queue.size(), index, queued_at, fit))
                 });
-                let (deadline, _, index) = full.max()?;
-                let more = if has_lanes { lanes.lanes[lane].times[index].mean } else { Span::ZERO };
-                Some(Choice { rank: deadline + more, lane, queue: index })
+                let (deadline, size, queue, queued_at, fit) = full.max_by_key(|found| (found.0, found.1))?;
+                // By weight in a nanosecond, and the sooner the less it can wait.
+                let weight: f64 = fit.iter().map(|key| lanes.losses.weight(key.application)).sum();
+                let mean = lanes.lanes[lane].times[queue].mean;
+                let ns = |span: Span| span.as_nanos() as f64;
+                let waits = ns((deadline - now - mean).max(Span::ZERO)) / ns(deadline - queued_at);
+                let worth = size as f64 * weight / fit.len() as f64 / ns(mean) * (2.0 - waits.min(1.0));
+                Some((worth, Choice { deadline, lane, queue }))
             });
-            prop_assert_eq!(lanes.choice(), expected.min());
-            if let Some(choice) = lanes.choice() {
+            let expected: Vec<(f64, Choice)> = expected.collect();
+            let most = expected.iter().map(|(worth, _)| *worth).fold(0.0, f64::max);
+            let found = lanes.choice(now);
+            prop_assert_eq!(found.is_some(), !expected.is_empty());
+            // Of those that are worth as much any.
+            let is_best = |(worth, choice): &(f64, Choice)| Some(*choice) == found && *worth >= most * (1.0 - 1e-9);
+            prop_assert!(found.is_none() || expected.iter().any(is_best), "{:?} of {:?}", found, expected);
+            if let Some(choice) = lanes.choice(now) {
                 let Outlook { expires_at, .. } = lanes.outlook(choice);
                 prop_assert!(expires_at > now && lanes.first_expiry().unwrap() > now);
             }
         }
         let all: Vec<Queued> = lanes.drain().into_iter().map(|(key, ())| key).collect();
         prop_assert!(all.is_sorted_by_key(|key| key.deadline));
-        prop_assert_eq!((all.len(), lanes.len(), lanes.choice()), (waiting.len(), 0, None));
+        prop_assert_eq!((all.len(), lanes.len(), lanes.choice(now)), (waiting.len(), 0, None));
     }
 }

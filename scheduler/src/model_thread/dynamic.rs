@@ -147,7 +147,7 @@ impl<P> ModelThread<P> {
         self.expire_lanes(now, id);
         let model = self.models[id.0 as usize].as_mut().expect("callers look the model up");
         let lanes = &model.dynamic.as_ref().expect("callers looked").lanes;
-        let outlook = lanes.choice().map(|choice| lanes.outlook(choice));
+        let outlook = lanes.choice(now).map(|choice| lanes.outlook(choice));
         let expires_at = lanes.first_expiry().into_iter().chain(outlook.map(|outlook| outlook.expires_at)).min();
         let candidate = outlook.map(|Outlook { size, execution, deadline, queued_at, expires_at }| {
             let Times { profile, lead_times } = model.times.common();
@@ -197,7 +197,7 @@ impl<P> ModelThread<P> {
         self.expire_lanes(now, id);
         let model = self.models[id.0 as usize].as_mut().expect("callers look the model up");
         let lanes = &mut model.dynamic.as_mut().expect("callers looked").lanes;
-        let update = match lanes.choice() {
+        let update = match lanes.choice(now) {
             None => GpuUpdate::Returned,
             Some(choice) => {
                 let batch = lanes.take_batch(now, choice, (id, gpu), (timer_at, free_at));

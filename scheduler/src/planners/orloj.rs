@@ -64,8 +64,8 @@ impl<P> Orloj<P> {
         let choice_of = |(&gpu, state): (&GpuId, &Gpu)| {
             let choice = |&id: &ModelId| {
                 let model = self.models.get(id.0 as usize).and_then(Option::as_ref)?;
-                let choice = model.choice()?;
-                Some((choice.rank, id, choice))
+                let choice = model.choice(now)?;
+                Some((choice.deadline, id, choice))
             };
             state.models.iter().filter_map(choice).min().map(|(_, id, choice)| (gpu, id, choice))
         };

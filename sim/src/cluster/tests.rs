@@ -467,6 +467,28 @@ fn lanes_finish_more_of_unequal_requests_than_mixed_batches() {
     }
 }
 
+/// Beyond what the GPU can serve, with tight objectives: long requests were given up for short ones.
+#[test]
+fn no_application_starves() {
+    let text = include_str!("../../../workloads/orloj_three_modal.toml");
+    let workload = |slo_x_p99: f64| {
+        let text = text.replace("slo_x_p99 = 3", &format!("slo_x_p99 = {slo_x_p99}"));
+        Workload::parse(&text, "w", "w", Path::new(".")).unwrap()
+    };
+    let rate_rps = 1.4 * workload(5.0).capacity_rps();
+    for slo_x_p99 in [1.5, 2.0, 3.0] {
+        let [downbeat, orloj, clockwork] = ["downbeat", "orloj", "clockwork"].map(|policy| {
+            let options = Options { policy: policy.parse().unwrap(), rate_rps, seconds: 120.0, seed: 4 };
+            let report = run(&workload(slo_x_p99), &options, &mut |_| {}, &mut |_| {}).unwrap();
+            (report.totals.on_time_fraction, 1.0 - report.models[0].worst_bad_rate())
+        });
+        for (other, name) in [(orloj, "orloj"), (clockwork, "clockwork")] {
+            let is_better = downbeat.0 > other.0 && downbeat.1 > other.1;
+            assert!(is_better, "{slo_x_p99} times: {downbeat:?}, {name} {other:?}");
+        }
+    }
+}
+
 /// One application, whose requests take from 10 to 200 ms, and are as long as they take, but for a tenth. A minute of a
 /// GPU with a fifth too much to do is chance by some 0.03, so these are thirty: of a hundred the difference is 0.026.
 #[test]
