@@ -42,6 +42,8 @@ const BACKOFF_MIN: Span = Span::from_millis(50);
 const BACKOFF_MAX: Span = Span::from_millis(1_000);
 /// How far a standby's clock may be off its primary's: half a round trip.
 const FOLLOWING_ERROR: Span = Span::from_micros(1_500);
+/// What a backend that leaves says of how long it stays at most. It may be killed before.
+const LEAVES_WITHIN: Span = Span::from_millis(200);
 /// What a clock that drifts adds to the error of its estimate until that is renewed.
 const DRIFT_SPAN_SECONDS: i64 = 10;
 
@@ -172,7 +174,7 @@ impl BackendNode {
         env.trace(self.node, || "is about to leave".to_owned());
         process.leaves = true;
         match &mut process.core {
-            Some(core) => core.handle_leaving(env.local(self.node)),
+            Some(core) => core.handle_leaving(env.local(self.node), LEAVES_WITHIN),
             None => return self.die(env, true),
         }
         self.settle(env);
@@ -202,7 +204,8 @@ impl BackendNode {
         let (memory_pages, host_pages, token) = (self.memory_pages, self.host_pages, env.rng.random());
         let (lkey, landings) = (self.life, BTreeMap::new());
         let name = "backend".to_owned();
-        let config = CoreConfig { name, schedulers, staging, lkey, landings, memory_pages, host_pages, token };
+        let is_auto = false;
+        let config = CoreConfig { name, schedulers, staging, lkey, landings, memory_pages, host_pages, token, is_auto };
         process.core = Some(Core::new(config, std::mem::take(&mut self.models)));
         self.settle(env);
     }
@@ -356,7 +359,7 @@ impl BackendNode {
                 let takes = Span::from_millis(5) + env.micros(200_000);
                 env.after(takes, Happening::Measured(node, self.life, model));
             }
-            Output::Load { load, name, brought: _ } => {
+            Output::Load { load, name, brought: _, is_placed: _ } => {
                 let takes = Span::from_millis(2) + env.micros(100_000);
                 env.after(takes, Happening::Loaded(node, self.life, load, name));
             }

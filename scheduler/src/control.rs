@@ -8,6 +8,7 @@
 mod announcements;
 mod balance;
 mod changes;
+mod copies;
 mod draining;
 mod failures;
 mod joining;
@@ -17,6 +18,7 @@ mod members;
 mod names;
 mod offers;
 mod reach;
+mod refuge;
 mod refusals;
 mod succession;
 mod takeover;
@@ -61,6 +63,7 @@ use failures::Failures;
 pub use members::JoinError;
 use members::{Joined, Known, Members};
 use names::Names;
+use refuge::Refuge;
 use refusals::Refusals;
 use succession::Succession;
 pub use succession::SuccessionConfig;
@@ -155,6 +158,9 @@ pub struct Control {
     watch_at: Timestamp,
     /// Versions that newer ones have replaced, by when they go.
     retiring: BTreeMap<(BackendId, ModelId), Timestamp>,
+    refuge: Refuge,
+    /// It is to be looked whether guests can go.
+    are_guests_due: bool,
     outputs: VecDeque<ControlOutput>,
 }
 
@@ -178,6 +184,8 @@ impl Control {
             takeover: Takeover::default(),
             watch_at: Timestamp::PAST,
             retiring: BTreeMap::new(),
+            refuge: Refuge::default(),
+            are_guests_due: false,
             outputs: VecDeque::new(),
             config,
         };
@@ -338,6 +346,7 @@ impl Control {
             }
             Member::Backend(backend) if self.takeover.is_handed_over => return self.note_gone(now, backend),
             Member::Backend(backend) => {
+                self.refuge.end(backend);
                 self.forget_failures_at(backend);
                 let planned = self.members.planned_gpus(backend);
                 let Some((gpus, reprofiled)) = self.members.remove_backend(backend) else { return };
@@ -435,7 +444,8 @@ impl Control {
                 self.refresh(now);
             }
             BackendToControl::Drained { is_drained } => self.set_drained(now, Member::Backend(backend), is_drained),
-            BackendToControl::Leaving => self.on_backend_leaving(now, backend),
+            BackendToControl::Leaving { within } => self.on_backend_leaving(now, backend, within),
+            BackendToControl::Assigned { sub_cluster } => self.members.set_sub_cluster(backend, sub_cluster),
             BackendToControl::Resident { gpu, models, is_last } => {
                 self.on_resident(now, (backend, gpu), models, is_last)?;
             }
@@ -448,15 +458,6 @@ impl Control {
         }
         self.settle(now);
         Ok(())
-    }
-
-    /// Its GPUs leave, and then each ModelThread says that it plans no more there.
-    fn on_backend_leaving(&mut self, now: Timestamp, backend: BackendId) {
-        if self.members.set_leaving(backend) {
-            tracing::info!(backend = backend.0, "a backend is about to leave");
-            self.refresh(now);
-            self.tell_shards(|| ControlToShard::Dismiss(backend));
-        }
     }
 
     fn on_frontend_clock(&mut self, now: Timestamp, frontend: FrontendId, sent_at: Timestamp) {
@@ -560,7 +561,7 @@ impl Control {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let retires = self.retiring.values().min().copied();
-        let own = [self.members.poll_timeout(), self.changes.poll_timeout(), retires];
+        let own = [self.members.poll_timeout(), self.changes.poll_timeout(), self.refuge.poll_timeout(), retires];
         let others = [self.succession.poll_timeout(), self.takeover.poll_timeout()];
         own.into_iter().chain(others).flatten().min()
     }
@@ -663,11 +664,13 @@ impl Control {
         self.tell_owner(model, ControlToShard::Offered(offered));
     }
 
-    /// Ends changes of models.
+    /// Ends changes of models, and goes on with what waits for members to host them.
     fn settle(&mut self, now: Timestamp) {
         while let Some(ended) = self.changes.poll_ended(now) {
             self.on_change_ended(now, ended);
         }
+        self.evacuate_due(now);
+        self.dismiss_guests(now);
     }
 
     /// Members, links or what is hosted have changed: who is used and served, what GPUs host, and what frontends know
@@ -706,6 +709,8 @@ impl Control {
             self.members.models[model.0 as usize].hosted = Err(reason);
             self.tell_owner(model, ControlToShard::Hosted(model, Err(reason)));
         }
+        self.refuge.handle_changed();
+        self.are_guests_due = true;
         unserved.iter().for_each(|_| Wait::Link.note_reached());
         for (frontends, is_served) in [(served, true), (unserved, false)] {
             for frontend in frontends {

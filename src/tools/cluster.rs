@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::{
-    config::{GpuName, Gpus, OTHERS, OnnxRuntime},
+    config::{GpuName, Gpus, OTHERS, OnnxRuntime, Placement},
     error::ExecutorError,
     executor::{self, Library},
     limits::GPUS_MAX,
@@ -769,7 +769,7 @@ impl Wiring {
             gpu_direct: this.gpu_direct,
             staging_bytes: this.staging_bytes,
             onnxruntime: this.onnxruntime.clone(),
-            placement,
+            placement: Placement::Table(placement),
             load_models: layout.load_models.clone(),
             emulate: None,
             gpu_memory_mb: this.gpu_memory_mb,

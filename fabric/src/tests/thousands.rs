@@ -140,7 +140,7 @@ fn loaded(number: usize) -> Arc<Loaded> {
     let executor = Arc::new(Emulated::new(&model, profile.clone()));
     let (shape, gpu_indexes) = (ModelShape::from(&model), (0..GPUS).collect());
     let (cost, weights, basis, is_pinned) = (None, Weights::default(), Basis::Sizes, false);
-    Arc::new(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned })
+    Arc::new(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned, is_guest: false })
 }
 
 impl World {

@@ -109,6 +109,7 @@ impl World {
             weights: Weights::default(),
             cost: Some(BatchCost { fixed: Span(1), per_task_ppm: 500_000 }),
             queue_max: vec![0, 3],
+            is_guest: false,
         };
         let hello = BackendHello::new(1, vec![offer]);
         let joined = world.cluster.handle_backend_joined(world.now, hello).unwrap();
@@ -206,7 +207,17 @@ impl World {
             let (version, gpu_indexes) = ("1".into(), vec![0]);
             let weights = Weights::new(self.rng.random_range(0..3), Span::from_millis(1));
             let queue_max = vec![self.rng.random_range(0..3)];
-            return ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, cost: None, queue_max };
+            return ModelOffer {
+                name,
+                version,
+                profile,
+                input_bytes: 8,
+                gpu_indexes,
+                weights,
+                cost: None,
+                queue_max,
+                is_guest: false,
+            };
         }
         let mut table: Vec<Span> = (0..[0, 1, 4, 256, 257][self.rng.random_range(0..5)]).map(|_| self.span()).collect();
         if self.rng.random() {
@@ -232,6 +243,7 @@ impl World {
             weights,
             cost: None,
             queue_max,
+            is_guest: self.rng.random(),
         }
     }
 

@@ -122,11 +122,13 @@ struct Offer {
     cost: Option<BatchCost>,
     /// Whether it was measured since it was offered.
     is_measured: bool,
+    /// Whether its backend would not host it of its own accord.
+    is_guest: bool,
 }
 
 impl Offer {
-    fn new(profile: Arc<LatencyProfile>, cost: Option<BatchCost>) -> Self {
-        Self { profile, cost, is_measured: false }
+    fn new(profile: Arc<LatencyProfile>, ModelOffer { cost, is_guest, .. }: &ModelOffer) -> Self {
+        Self { profile, cost: *cost, is_measured: false, is_guest: *is_guest }
     }
 }
 
@@ -146,6 +148,12 @@ pub(super) struct Backend {
     pub(super) on_disk: BTreeSet<ModelId>,
     /// It wants no more plans.
     leaves: bool,
+    /// It is used until others host what it does, though it leaves or is about to be drained.
+    evacuates: bool,
+    /// What it hosts is ours to choose.
+    pub(super) is_auto: bool,
+    /// The sub-cluster that it is in, as it says.
+    pub(super) sub_cluster: Option<u16>,
     token: u64,
     /// It takes our plans, and no other scheduler's.
     pub(super) obeys: bool,
@@ -388,10 +396,24 @@ impl Members {
         let gpus = gpus.collect();
         let joining = Joining::new(now, threads, hello.more as usize);
         let (linked, offered, in_vain) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let (token, leaves, obeys, owes) = (known.token, false, false, false);
+        let (token, is_auto) = (known.token, hello.is_auto);
         let (tally, on_disk) = (WeightsTally::default(), BTreeSet::new());
-        let entry =
-            Backend { gpus, offers: offered, in_vain, linked, joining, tally, on_disk, leaves, token, obeys, owes };
+        let entry = Backend {
+            gpus,
+            offers: offered,
+            in_vain,
+            linked,
+            joining,
+            tally,
+            on_disk,
+            leaves: false,
+            evacuates: false,
+            is_auto,
+            sub_cluster: None,
+            token,
+            obeys: false,
+            owes: false,
+        };
         self.backends.insert(backend, entry);
         Ok(self.take_offers(backend, offers, unwanted))
     }
@@ -442,7 +464,7 @@ impl Members {
                 entry.in_vain.insert(model);
                 continue;
             }
-            entry.offers.insert(model, Offer::new(profile, offer.cost));
+            entry.offers.insert(model, Offer::new(profile, &offer));
             for &index in &offer.gpu_indexes {
                 self.gpus.get_mut(&entry.gpus[index as usize]).expect("GPUs leave with their backend").insert(model);
             }
@@ -666,7 +688,7 @@ impl Members {
         }
         let profile = self.shared(model, &offer.profile);
         let Some(entry) = self.backends.get_mut(&backend) else { return model };
-        entry.offers.insert(model, Offer::new(profile, offer.cost));
+        entry.offers.insert(model, Offer::new(profile, offer));
         for gpu in &entry.gpus {
             let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
             if offer.gpu_indexes.contains(&gpu.index) {
@@ -807,8 +829,9 @@ impl Members {
         let counts = |joining: &Joining| joining.grace_until <= now;
         let has_joined = Joining::is_over;
         let is_drained = |id: &BackendId| self.drained.contains(&Member::Backend(*id));
+        let stays = |id: &BackendId, entry: &Backend| entry.evacuates || !(entry.leaves || is_drained(id));
         let backends = self.backends.iter();
-        let backends = backends.filter(|(id, entry)| has_joined(&entry.joining) && !entry.leaves && !is_drained(id));
+        let backends = backends.filter(|(id, entry)| has_joined(&entry.joining) && stays(id, entry));
         let backends = backends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.backends.contains(&id)));
         let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));
         let frontends =
@@ -861,7 +884,6 @@ impl Members {
     }
 
     /// Whether a backend's GPUs are in use.
-    #[cfg(test)]
     pub(super) fn is_used(&self, backend: BackendId) -> bool {
         self.reach.backends.contains(&backend)
     }
@@ -872,6 +894,7 @@ impl Members {
     }
 }
 
+mod copies;
 mod costs;
 mod draining;
 mod shown;
