@@ -56,8 +56,8 @@ pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
     match kind {
         Kind::Frontend => println!("frontend {name} (id {id}) is not ready any more, and serves what comes"),
         Kind::Backend if is_moving => println!(
-            "backend {name} (id {id}) serves on until others host {only_there} models that only it has: `downbeat status` \
-             shows it drained then, or the scheduler's log why not"
+            "backend {name} (id {id}) serves on until others host {only_there} models that only it has: \
+             `downbeat status` shows it drained then, or the scheduler's log why not"
         ),
         Kind::Backend if only_there == 0 => println!("backend {name} (id {id}) is sent no batches any more"),
         Kind::Backend => {

@@ -13,6 +13,7 @@
 
 mod execution;
 mod hosting;
+mod leaving;
 mod measuring;
 mod offers;
 mod primary;
@@ -51,6 +52,7 @@ use crate::{
     worker::{self, Action, Worker},
 };
 use hosting::Hosting;
+use leaving::Leaving;
 use primary::Inheritance;
 pub use primary::Kept;
 use watchdog::{Verdict, Watchdog};
@@ -304,15 +306,6 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// A backend that is about to leave.
-#[derive(Debug, Clone, Copy)]
-struct Leaving {
-    /// ModelThreads that may still send plans.
-    senders: usize,
-    /// It stays no longer.
-    until: Timestamp,
-}
-
 /// The backend.
 pub struct Core {
     config: CoreConfig,
@@ -487,28 +480,6 @@ impl Core {
         }
     }
 
-    /// The operator wants this process to end, `within` that time: the scheduler is told, which has others host our
-    /// models first, and what is under way is finished. It is over once [`Self::has_left`] says so.
-    pub fn handle_leaving(&mut self, now: Timestamp, within: Span) {
-        if self.leaving.is_none() && self.has_joined() {
-            // An orphan tells its next primary.
-            let senders = self.primary().map_or(1, |primary| self.membership[primary].threads().count());
-            self.leaving = Some(Leaving { senders, until: now + within });
-            self.report(&BackendToControl::Leaving { within });
-            self.settle(now);
-        }
-    }
-
-    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave. What was said last may be
-    /// on its way for [`LAST_WORDS_SPAN`].
-    #[must_use]
-    pub fn has_left(&self) -> bool {
-        // Another scheduler may take over, and have others host our models first.
-        let is_alone = self.primary().is_none() && self.config.schedulers.len() == 1;
-        let is_dismissed = self.leaving.is_some_and(|leaving| leaving.senders == 0 || is_alone);
-        self.ended.is_some() || !self.has_joined() || (is_dismissed && self.plans() == 0)
-    }
-
     /// Runs every timer that is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         if self.ended.is_some() {
@@ -653,11 +624,7 @@ impl Core {
             }
             SchedulerToBackend::Drain { is_drained } => self.on_drain(is_drained),
             SchedulerToBackend::Assign { sub_cluster } => self.on_assign(sub_cluster),
-            SchedulerToBackend::Dismissed => {
-                if let Some(leaving) = &mut self.leaving {
-                    leaving.senders = leaving.senders.saturating_sub(1);
-                }
-            }
+            SchedulerToBackend::Dismissed => self.on_dismissed(),
             SchedulerToBackend::AskResident { gpu_index, gpu } => self.on_ask_resident(now, index, gpu_index, gpu),
             SchedulerToBackend::LoadWeights { gpu, model: theirs, earliest, latest } => {
                 self.on_load_weights(now, index, LoadOrder { gpu, theirs, model: None, earliest, latest });

@@ -343,7 +343,8 @@ impl Advisor {
         self.tell(now, began_at, (&here, &hosts));
     }
 
-    /// Requests with an objective that come for a model, in a second, averaged over the window; 0 while nothing is known.
+    /// Requests with an objective that come for a model, in a second, averaged over the window; 0 while nothing is
+    /// known.
     #[must_use]
     pub fn rate(&self, model: ModelId) -> f64 {
         let averages = self.models.get(model.0 as usize).map(|model| model.averages);

@@ -17,6 +17,7 @@ mod lifecycle;
 mod members;
 mod names;
 mod offers;
+mod placing;
 mod reach;
 mod refuge;
 mod refusals;
@@ -52,6 +53,7 @@ use crate::{
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
+    placer::{PlacementConfig, Placer},
     policy::Policy,
     predictions::Predictions,
     shard::{ShardLoad, Unfinished, Violation},
@@ -96,6 +98,8 @@ pub struct ControlConfig {
     pub gpu_prices: BTreeMap<String, f64>,
     /// As [`cluster::ClusterConfig::advice`](crate::cluster::ClusterConfig::advice).
     pub advice: AdviceConfig,
+    /// As [`cluster::ClusterConfig::placement`](crate::cluster::ClusterConfig::placement).
+    pub placement: Option<PlacementConfig>,
 }
 
 /// Something to send.
@@ -159,6 +163,8 @@ pub struct Control {
     /// Versions that newer ones have replaced, by when they go.
     retiring: BTreeMap<(BackendId, ModelId), Timestamp>,
     refuge: Refuge,
+    /// If models of some backends are ours to place.
+    placer: Option<Placer>,
     /// It is to be looked whether guests can go.
     are_guests_due: bool,
     outputs: VecDeque<ControlOutput>,
@@ -185,6 +191,7 @@ impl Control {
             watch_at: Timestamp::PAST,
             retiring: BTreeMap::new(),
             refuge: Refuge::default(),
+            placer: config.placement.clone().map(Placer::new),
             are_guests_due: false,
             outputs: VecDeque::new(),
             config,
@@ -562,8 +569,9 @@ impl Control {
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let retires = self.retiring.values().min().copied();
         let own = [self.members.poll_timeout(), self.changes.poll_timeout(), self.refuge.poll_timeout(), retires];
+        let placer = self.placer.as_ref().and_then(Placer::poll_timeout);
         let others = [self.succession.poll_timeout(), self.takeover.poll_timeout()];
-        own.into_iter().chain(others).flatten().min()
+        own.into_iter().chain(others).chain([placer]).flatten().min()
     }
 
     /// The next thing to send.
@@ -671,6 +679,7 @@ impl Control {
         }
         self.evacuate_due(now);
         self.dismiss_guests(now);
+        self.place_due(now);
     }
 
     /// Members, links or what is hosted have changed: who is used and served, what GPUs host, and what frontends know
@@ -709,7 +718,7 @@ impl Control {
             self.members.models[model.0 as usize].hosted = Err(reason);
             self.tell_owner(model, ControlToShard::Hosted(model, Err(reason)));
         }
-        self.refuge.handle_changed();
+        self.on_whereabouts_changed();
         self.are_guests_due = true;
         unserved.iter().for_each(|_| Wait::Link.note_reached());
         for (frontends, is_served) in [(served, true), (unserved, false)] {

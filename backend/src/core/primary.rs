@@ -14,7 +14,7 @@ use proto::{
 };
 use repository::Refused;
 
-use super::{Core, Hosting, Leaving, offers::Offers, word::Word};
+use super::{Core, Hosting, leaving::Leaving, offers::Offers, word::Word};
 use crate::{links::Target, worker::Unfinished};
 
 /// Frontends that the former primary had announced, and the new one has not yet, may join it within this time.
@@ -231,6 +231,35 @@ impl Core {
     pub(super) fn on_assign(&mut self, sub_cluster: u16) {
         self.sub_cluster = Some(sub_cluster);
         self.tell_all(&BackendToControl::Assigned { sub_cluster });
+    }
+
+    /// The operator wants this process to end, `within` that time: the scheduler is told, which has others host our
+    /// models first, and what is under way is finished. It is over once [`Self::has_left`] says so.
+    pub fn handle_leaving(&mut self, now: Timestamp, within: Span) {
+        if self.leaving.is_none() && self.has_joined() {
+            // An orphan tells its next primary.
+            let senders = self.primary().map_or(1, |primary| self.membership[primary].threads().count());
+            self.leaving = Some(Leaving { senders, until: now + within });
+            self.report(&BackendToControl::Leaving { within });
+            self.settle(now);
+        }
+    }
+
+    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave. What was said last may be
+    /// on its way for [`LAST_WORDS_SPAN`](super::LAST_WORDS_SPAN).
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        // Another scheduler may take over, and have others host our models first.
+        let is_alone = self.primary().is_none() && self.config.schedulers.len() == 1;
+        let is_dismissed = self.leaving.is_some_and(|leaving| leaving.senders == 0 || is_alone);
+        self.ended.is_some() || !self.has_joined() || (is_dismissed && self.plans() == 0)
+    }
+
+    /// A ModelThread plans no more here.
+    pub(super) fn on_dismissed(&mut self) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.senders = leaving.senders.saturating_sub(1);
+        }
     }
 
     /// The primary does not serve a frontend any more.

@@ -163,6 +163,7 @@ impl World {
             first_id: 0,
             gpu_prices: BTreeMap::new(),
             advice: AdviceConfig::default(),
+            placement: None,
         };
         let models: Vec<_> = (0..MODELS).map(loaded).collect();
         let staging = Staging::new(GPUS as usize, &[models[0].shape], 0);
@@ -175,6 +176,7 @@ impl World {
             landings: Default::default(),
             memory_pages: None,
             host_pages: None,
+            is_auto: false,
         };
         let arena_bytes = ARENA_BYTES as u64;
         let frontend = FrontendConfig {

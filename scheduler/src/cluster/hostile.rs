@@ -79,6 +79,7 @@ impl World {
             first_id: 0,
             gpu_prices: BTreeMap::new(),
             advice: AdviceConfig::default(),
+            placement: None,
         };
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),

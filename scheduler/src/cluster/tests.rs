@@ -23,6 +23,7 @@ mod given_back;
 mod handovers;
 mod networks;
 mod patience;
+mod placements;
 mod takeovers;
 mod weights;
 
@@ -48,6 +49,7 @@ fn config() -> ClusterConfig {
         first_id: 0,
         gpu_prices: BTreeMap::new(),
         advice: AdviceConfig::default(),
+        placement: None,
     }
 }
 

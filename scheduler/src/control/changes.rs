@@ -191,8 +191,8 @@ impl Changes {
         asked
     }
 
-    /// A backend is to load a copy of a model, with what it is served with instead of what the repository has. `None` if
-    /// the model is being changed, clients have unloaded it, or there are too many copies or changes.
+    /// A backend is to load a copy of a model. Yields what that is served with, if it is not what the repository has.
+    /// `None` if the model is being changed, clients have unloaded it, or there are too many copies or changes.
     pub(super) fn begin_copy(
         &mut self,
         now: Timestamp,

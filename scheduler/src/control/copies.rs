@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use proto::{
-    BackendId, LoadId, ModelId, Span, Timestamp, backend_to_scheduler::ModelOffer, hello::Member,
+    BackendId, LoadId, ModelId, Span, Timestamp, Wait, backend_to_scheduler::ModelOffer, hello::Member,
     scheduler_to_backend::SchedulerToBackend,
 };
 
@@ -16,7 +16,7 @@ use super::{
 use crate::news::ControlToShard;
 
 /// How long a backend that is to be drained serves on until others host its models.
-const DRAIN_WAIT: Span = LOAD_WAIT;
+const DRAIN_WAIT: Span = Wait::Load.bound();
 
 impl Control {
     /// Has a backend load a copy. False if that cannot be begun now.
@@ -56,6 +56,9 @@ impl Control {
         tracing::warn!(model = name, backend = to.0, "a model could not be copied: {reason}");
         self.outputs.push_back(ControlOutput::ToBackend(to, SchedulerToBackend::Discard { load }));
         self.refuge.handle_failed(name, to, reason);
+        if let Some(placer) = &mut self.placer {
+            placer.handle_failed(name, to);
+        }
     }
 
     /// Takes models from backends that others host.
@@ -67,7 +70,8 @@ impl Control {
         }
     }
 
-    /// A backend leaves `within` that time. Once others host its models each ModelThread says that it plans no more there.
+    /// A backend leaves `within` that time. Once others host its models each ModelThread says that it plans no more
+    /// there.
     pub(super) fn on_backend_leaving(&mut self, now: Timestamp, backend: BackendId, within: Span) {
         if !self.members.set_leaving(backend) {
             return;

@@ -109,6 +109,7 @@ impl Control {
 
     pub(super) fn on_change_ended(&mut self, now: Timestamp, ended: Ended) {
         let Ended { name, waiters, outcome, next } = ended;
+        self.on_whereabouts_changed();
         let refused = match outcome {
             Outcome::Loaded(load, offers) => {
                 self.forget_failures_of(&name);

@@ -537,61 +537,6 @@ impl Members {
         std::mem::take(&mut entry.in_vain)
     }
 
-    /// GPUs that planners could use if it were known what is in their memory; from now on it is asked about.
-    pub(super) fn gpus_to_ask(&mut self) -> Vec<GpuId> {
-        let mut asked = Vec::new();
-        for (&id, gpu) in &mut self.gpus {
-            let obeys = self.backends.get(&gpu.backend).is_some_and(|entry| entry.obeys);
-            let is_used = gpu.is_usable && obeys && self.reach.backends.contains(&gpu.backend);
-            if let Some(memory) = gpu.memory.as_mut().filter(|memory| memory.resident == Resident::Unknown)
-                && is_used
-            {
-                memory.resident = Resident::Asked(Vec::new());
-                asked.push(id);
-            }
-        }
-        asked
-    }
-
-    /// A backend that begins to obey knows none of its GPUs' names any more.
-    pub(super) fn forget_resident(&mut self, backend: BackendId) {
-        for gpu in self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus) {
-            let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
-            let is_planned = gpu.planned.is_some();
-            if let Some(memory) = &mut gpu.memory {
-                *memory = Memory { is_disputed: is_planned, ..Memory::new(memory.pages) };
-            }
-        }
-        if let Some(entry) = self.backends.get_mut(&backend) {
-            entry.on_disk.clear();
-        }
-    }
-
-    /// Notes which of the models that a backend hosts are in its host memory. Yields its GPUs that planners know.
-    pub(super) fn set_host_memory(&mut self, backend: BackendId, models: &[ModelId], is_there: bool) -> Vec<GpuId> {
-        let Some(entry) = self.backends.get_mut(&backend) else { return Vec::new() };
-        for model in models {
-            if is_there {
-                entry.on_disk.remove(model);
-            } else if entry.offers.contains_key(model) {
-                entry.on_disk.insert(*model);
-            }
-        }
-        entry.gpus.iter().copied().filter(|gpu| self.gpus[gpu].planned.is_some()).collect()
-    }
-
-    /// Notes what a backend says has become of weights.
-    pub(super) fn set_tally(&mut self, backend: BackendId, tally: WeightsTally) {
-        if let Some(entry) = self.backends.get_mut(&backend) {
-            entry.tally = WeightsTally { busy: tally.busy.max(Span::ZERO), ..tally };
-        }
-    }
-
-    /// What has become of weights at all backends.
-    pub(super) fn tally(&self) -> WeightsTally {
-        self.backends.values().fold(self.past, |sum, entry| sum.plus(entry.tally))
-    }
-
     /// Takes a model, whatever its version, from all GPUs. Yields who hosted it and obeys; others are told once they
     /// do.
     pub(super) fn withdraw(&mut self, name: &str) -> BTreeSet<(BackendId, ModelId)> {
@@ -656,7 +601,7 @@ impl Members {
     }
 
     /// The versions of a model that a backend hosts.
-    fn versions_on(&self, backend: BackendId, name: &str) -> impl Iterator<Item = ModelId> {
+    pub(super) fn versions_on(&self, backend: BackendId, name: &str) -> impl Iterator<Item = ModelId> {
         let versions = self.versions.get(name).into_iter().flatten().copied();
         versions.filter(move |model| {
             let gpus = self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus);
@@ -900,3 +845,4 @@ mod draining;
 mod shown;
 #[cfg(test)]
 mod tests;
+mod weights;

@@ -1,6 +1,7 @@
 //! Two schedulers, of which one dies, stalls, or takes over.
 
 use super::*;
+use member::ORPHAN_MAX;
 
 const OTHER: ConnectionId = ConnectionId(3);
 /// What the second scheduler calls the model, and what the first does.
@@ -640,7 +641,9 @@ fn the_next_primary_hears_of_unusable_gpus_and_that_we_leave() {
     let mut backend = Backend::of_two();
     backend.lose(SCHEDULER);
     backend.0.handle_leaving(NOW, WITHIN);
-    assert!(backend.0.has_left(), "an orphan without plans has nobody to wait for");
+    assert!(!backend.0.has_left(), "another one may take over, and have others host its models");
+    backend.0.handle_timeout(NOW + ORPHAN_MAX);
+    assert!(backend.0.has_left(), "nobody has");
 }
 
 #[test]

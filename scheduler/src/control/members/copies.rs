@@ -1,6 +1,6 @@
 //! Copies of models that others host, and who could have one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{BackendId, GpuId, ModelId, backend_to_scheduler::ModelOffer};
 
@@ -121,6 +121,37 @@ impl Members {
         let offers =
             self.backends.iter().flat_map(|(&id, entry)| entry.offers.iter().map(move |offer| (id, entry, offer)));
         offers.filter(|(_, entry, (_, offer))| counts(entry, offer)).map(|(id, _, (&model, _))| (id, model)).collect()
+    }
+
+    /// Leaves only what planners have elsewhere too, at backends that stay and do not let it go.
+    pub(in super::super) fn retain_hosted_elsewhere(&self, gone: &mut BTreeSet<(BackendId, ModelId)>) {
+        let mut kept = self.offered(|entry, _| entry.obeys);
+        kept.retain(|at| !gone.contains(at) && self.stays(at.0) && self.is_planned_at(at.0, at.1));
+        let kept: BTreeSet<ModelId> = kept.into_iter().map(|(_, model)| model).collect();
+        gone.retain(|(_, model)| kept.contains(model));
+    }
+
+    /// The names of the models of which planners have all versions at a backend that it hosts; ascending.
+    pub(in super::super) fn planned_names_at(&self, backend: BackendId) -> BTreeSet<&str> {
+        let mut names = self.names_at(backend);
+        let hosted = self.backends.get(&backend).into_iter().flat_map(|entry| entry.offers.keys());
+        for &model in hosted.filter(|&&model| !self.is_planned_at(backend, model)) {
+            names.remove(self.models[model.0 as usize].name.as_str());
+        }
+        names
+    }
+
+    /// Whether planners have a model at a backend that stays and is none of these.
+    pub(in super::super) fn is_planned_at_another<T>(&self, name: &str, these: &BTreeMap<BackendId, T>) -> bool {
+        let versions = self.versions.get(name).into_iter().flatten();
+        let mut others = self.backends.keys().filter(|id| !these.contains_key(id) && self.stays(**id));
+        others.any(|&id| versions.clone().any(|&model| self.is_planned_at(id, model)))
+    }
+
+    /// Pages that a model takes in the memory of a GPU where that is short, in all its versions that are hosted.
+    pub(in super::super) fn pages_of(&self, name: &str) -> u32 {
+        let versions = self.versions.get(name).into_iter().flatten().map(|model| &self.models[model.0 as usize]);
+        versions.filter(|model| model.hosts > 0).map(|model| model.weights.pages).sum()
     }
 
     /// Whether planners have a model on a GPU of a backend that works.
