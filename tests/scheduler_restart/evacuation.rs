@@ -1,4 +1,5 @@
-//! Backends that alone host models end, and are drained: others host these first, and no request is lost.
+//! What backends host changes while requests are served: those that alone host models end, and are drained, and the
+//! scheduler deals models to sub-clusters. No request is lost.
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -6,7 +7,7 @@ use super::*;
 
 const OTHER: &str = "inception_resnet_v2";
 
-/// Two backends, each with a model that the other one's `placement` excludes.
+/// Two backends, of one GPU each.
 struct World {
     http: SocketAddr,
     listen: SocketAddr,
@@ -18,19 +19,20 @@ struct World {
 }
 
 impl World {
-    fn start() -> Self {
+    /// The scheduler has these keys, and each backend these, of which one may name its model.
+    fn start(of_scheduler: &str, of_backend: impl Fn(&str) -> String) -> Self {
+        let tables = of_scheduler;
         let (x, y) = (rand::random_range(1..=254), rand::random_range(0..=255));
         let host = |last: u8| SocketAddr::from((Ipv4Addr::new(127, x, y, last), 4791));
         let ports = [(); 3].map(|()| Port::hold());
         let [http, listen, of_scheduler] = ports.each_ref().map(Port::address);
         let secret = "the cluster's secret";
         let own = format!("policy = 'eager'\nlisten = '{listen}'\naddress = '{}'\nsecret = \"{secret}\"\n", host(1));
-        let scheduler = Role::start("scheduler", &format!("{own}[admin]\nhttp = '{of_scheduler}'\n"));
+        let scheduler = Role::start("scheduler", &format!("{own}[admin]\nhttp = '{of_scheduler}'\n{tables}"));
         let member = format!("scheduler = '{listen}'\nsecret = \"{secret}\"\nrepository = 'models'\n");
         let frontend = format!("{member}name = 'door'\naddress = '{}'\nhttp = '{http}'\n", host(2));
-        let backend = |name, last, model| {
-            format!("{member}name = '{name}'\naddress = '{}'\nplacement = {{ {model} = [0] }}\n", host(last))
-        };
+        let backend =
+            |name, last, model| format!("{member}name = '{name}'\naddress = '{}'\n{}\n", host(last), of_backend(model));
         let backends = [backend("one", 3, MODEL), backend("two", 4, OTHER)];
         let frontend = Role::start("frontend", &frontend);
         Self { http, listen, of_scheduler, scheduler, _frontend: frontend, backends, _ports: ports }
@@ -57,7 +59,7 @@ impl World {
 
 #[test]
 fn a_backend_that_alone_hosts_a_model_ends_once_another_one_does() {
-    let world = World::start();
+    let world = World::start("", |model| format!("placement = {{ {model} = [0] }}"));
     let [one, two] = world.backends.each_ref().map(|text| Role::start("backend", text));
     for model in [MODEL, OTHER] {
         eventually("a model that is ready", || is_ready(world.http, model));
@@ -79,4 +81,21 @@ fn a_backend_that_alone_hosts_a_model_ends_once_another_one_does() {
     });
     assert!(world.drains("resume", "two").contains("takes part again"));
     drop(two);
+}
+
+#[test]
+fn models_are_dealt_to_sub_clusters_while_requests_are_served() {
+    let pins = format!("pins = {{ {MODEL} = 0, {OTHER} = 1 }}");
+    let placement = format!("[placement]\nsub_clusters = 2\nepoch_ms = 1000\n{pins}\n");
+    let auto = |_: &str| format!("placement = 'auto'\nload_models = ['{MODEL}', '{OTHER}']");
+    let world = World::start(&placement, auto);
+    let _backends = world.backends.each_ref().map(|text| Role::start("backend", text));
+    for model in [MODEL, OTHER] {
+        eventually("a model that is ready", || is_ready(world.http, model));
+    }
+    world.served_while(|| {
+        let alone = |model: &str| format!("no: only here 1 ({model})");
+        eventually("each has a model", || [MODEL, OTHER].iter().all(|model| world.status().contains(&alone(model))));
+    });
+    assert!(send(world.http, 1.0).served > 0);
 }

@@ -61,6 +61,16 @@ impl World {
     fn new(seed: u64, threads: u16) -> Self {
         let addresses =
             if threads == 1 { vec![] } else { (0..threads).map(|n| format!("127.0.0.1:{}", n + 1)).collect() };
+        // Often enough for some hundred messages to see several.
+        let placement = PlacementConfig {
+            sub_clusters: 2,
+            epoch: Span::from_millis(20),
+            moves_max: 2,
+            rate_max_rps: None,
+            memory_max_bytes: None,
+            memory_weight: 1.0,
+            pins: BTreeMap::new(),
+        };
         let config = ClusterConfig {
             policy: Policy::default(),
             budget: NetworkBudget {
@@ -79,7 +89,7 @@ impl World {
             first_id: 0,
             gpu_prices: BTreeMap::new(),
             advice: AdviceConfig::default(),
-            placement: None,
+            placement: Some(placement),
         };
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
@@ -267,7 +277,8 @@ impl World {
                 _ => None,
             };
             let more = [0, 0, 0, 1, 3, u32::MAX][self.rng.random_range(0..6)];
-            let hello = BackendHello { memory_pages, more, ..BackendHello::new(gpus, models) };
+            let is_auto = self.rng.random();
+            let hello = BackendHello { memory_pages, more, is_auto, ..BackendHello::new(gpus, models) };
             if let Ok(welcome) = self.cluster.handle_backend_joined(self.now, hello) {
                 self.connect(Member::Backend(welcome.backend), welcome.model_threads.pass);
                 self.backends.push(welcome.backend);
@@ -427,6 +438,10 @@ impl World {
             4 => BackendToControl::Unloaded { model: self.model() }.into(),
             5 if self.rng.random() => BackendToModelThread::Cancelled { plan, task: self.task(frontend) }.into(),
             5 if self.rng.random() => BackendToModelThread::InputLate { plan, task: self.task(frontend) }.into(),
+            6 if self.rng.random_range(0..10) == 0 => BackendToControl::Leaving { within: self.span() }.into(),
+            6 if self.rng.random_range(0..10) == 0 => {
+                BackendToControl::Assigned { sub_cluster: self.number(2) as u16 }.into()
+            }
             6 => BackendToControl::ClockRequest { sent_at: self.instant() }.into(),
             7 | 8 => BackendToModelThread::Answered { plan, undelivered: undelivered(self) }.into(),
             _ => {

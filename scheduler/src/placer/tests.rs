@@ -172,6 +172,16 @@ fn backends_are_dealt_evenly_and_nothing_is_let_go_before_an_epoch_has_passed() 
 }
 
 #[test]
+fn models_that_nobody_asks_for_are_dealt_evenly() {
+    let mut world = World::new(config(4, 4), 4, 12);
+    world.models.values_mut().for_each(|(rate, _)| *rate = 0.0);
+    world.epoch();
+    let mut homes = [0; 4];
+    world.homes().values().for_each(|home| homes[usize::from(home[0])] += 1);
+    assert_eq!(homes, [3; 4]);
+}
+
+#[test]
 fn a_rate_that_jumps_a_hundredfold_moves_no_more_than_allowed_in_each_epoch() {
     let mut world = World::new(config(4, 3), 8, 40);
     world.epoch();
