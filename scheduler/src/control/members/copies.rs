@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::{BackendId, GpuId, ModelId, backend_to_scheduler::ModelOffer};
+use proto::{BackendId, GpuId, ModelId, backend_to_scheduler::ModelOffer, hello::Member};
 
 use super::{Backend, Gpu, Joined, Members, Offer};
 use crate::advice::Advisor;
@@ -161,9 +161,12 @@ impl Members {
         gpus.filter(|gpu| gpu.is_usable).any(has)
     }
 
-    /// Whether a backend that is here and is not to go does not obey us yet.
+    /// Whether another backend is here, is not to go, and has yet to obey us or to link to those who are served.
     pub(in super::super) fn are_others_awaited(&self, backend: BackendId) -> bool {
-        self.backends.iter().any(|(&other, entry)| other != backend && !entry.leaves && !entry.obeys)
+        let goes = |id: &BackendId, entry: &Backend| entry.leaves || self.drained.contains(&Member::Backend(*id));
+        let is_used = |id: &BackendId, entry: &Backend| entry.obeys && self.reach.backends.contains(id);
+        let mut others = self.backends.iter().filter(|(id, _)| **id != backend);
+        others.any(|(id, entry)| !goes(id, entry) && !is_used(id, entry))
     }
 
     /// Notes whether a backend that is to go is used until others host what it does.
