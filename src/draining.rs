@@ -52,9 +52,13 @@ enum Kind {
 /// Asks for a drain, and prints what has come of it.
 pub(crate) fn drain(args: &DrainArgs) -> Result<()> {
     let DrainArgs { of: Of { kind, name, .. }, force } = args;
-    let DrainAnswer { id, only_there } = ask(&args.of, true, *force)?;
+    let DrainAnswer { id, only_there, is_moving } = ask(&args.of, true, *force)?;
     match kind {
         Kind::Frontend => println!("frontend {name} (id {id}) is not ready any more, and serves what comes"),
+        Kind::Backend if is_moving => println!(
+            "backend {name} (id {id}) serves on until others host {only_there} models that only it has: \
+             `downbeat status` shows it drained then, or the scheduler's log why not"
+        ),
         Kind::Backend if only_there == 0 => println!("backend {name} (id {id}) is sent no batches any more"),
         Kind::Backend => {
             println!("backend {name} (id {id}) is sent no batches any more: {only_there} models are not served now");

@@ -15,6 +15,9 @@ use load::{Arrivals, Expected, Input, Stream, Tally, Target, generate, is_ready}
 use repository::DataType;
 use testing::{Port, eventually};
 
+#[path = "scheduler_restart/evacuation.rs"]
+mod evacuation;
+
 const MODEL: &str = "resnet50";
 /// No request misses it for want of time, however busy the machine is, as the policy is an eager one.
 const AMPLE_MS: f64 = 10_000.0;

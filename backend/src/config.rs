@@ -80,10 +80,9 @@ pub struct Config {
     /// How ONNX Runtime runs the models that it does.
     #[serde(default)]
     pub onnxruntime: OnnxRuntime,
-    /// Which models are loaded on which GPUs (by index); [`OTHERS`] stands for all that are not named. Without the key,
-    /// every model of the repository on every GPU.
+    /// Which models are loaded on which GPUs.
     #[serde(default)]
-    pub placement: BTreeMap<String, Vec<u32>>,
+    pub placement: Placement,
     /// Models that are loaded from the start, of those that are placed; the others are once a client wants them.
     /// Without it, all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -178,6 +177,47 @@ pub fn default_connections_max() -> usize {
     256
 }
 
+/// The key `placement`: a table, or `"auto"`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected \"auto\" or a table of models with indexes of GPUs")]
+pub enum Placement {
+    /// Every model on every GPU at the start; then the scheduler chooses.
+    Auto(Auto),
+    /// These models on these GPUs, by their indexes; [`OTHERS`] stands for all that are not named. An empty table is
+    /// every model on every GPU.
+    Table(BTreeMap<String, Vec<u32>>),
+}
+
+/// The word `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auto {
+    /// It.
+    Auto,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self::Table(BTreeMap::new())
+    }
+}
+
+impl Placement {
+    /// Whether the scheduler chooses.
+    #[must_use]
+    pub fn is_auto(&self) -> bool {
+        matches!(self, Self::Auto(_))
+    }
+
+    fn table(&self) -> &BTreeMap<String, Vec<u32>> {
+        static NONE: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        match self {
+            Self::Auto(_) => &NONE,
+            Self::Table(table) => table,
+        }
+    }
+}
+
 /// A model and the GPUs that host it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placed {
@@ -189,6 +229,8 @@ pub struct Placed {
     pub weights: Weights,
     /// Whether it is there all the time.
     pub is_pinned: bool,
+    /// Whether `placement` has no place for it.
+    pub is_guest: bool,
 }
 
 /// What a model claims of the memory of GPUs.
@@ -352,7 +394,7 @@ impl Config {
         let served = || models.iter().chain(&ensembles).map(|model| &model.name);
         let names = || served().chain(refused.iter().map(|refused| &refused.name));
         if let Some(unknown) =
-            self.placement.keys().find(|&placed| placed != OTHERS && names().all(|name| name != placed))
+            self.placement.table().keys().find(|&placed| placed != OTHERS && names().all(|name| name != placed))
         {
             let names: Vec<&str> = names().map(String::as_str).collect();
             let known = repository::listed(names.into_iter());
@@ -395,8 +437,23 @@ impl Config {
     ///
     /// # Errors
     /// As [`Self::place`].
-    pub fn place_one(&self, mut model: Model) -> Result<Option<Placed>, BackendError> {
-        let Some(gpu_indexes) = self.gpu_indexes(&model.name)? else { return Ok(None) };
+    pub fn place_one(&self, model: Model) -> Result<Option<Placed>, BackendError> {
+        let gpu_indexes = self.gpu_indexes(&model.name)?;
+        gpu_indexes.map(|gpu_indexes| self.placed(model, gpu_indexes, false)).transpose()
+    }
+
+    /// The same of a model that is to be hosted whatever `placement` says: on all GPUs if it names it nowhere.
+    ///
+    /// # Errors
+    /// As [`Self::place`].
+    pub fn place_guest(&self, model: Model) -> Result<Placed, BackendError> {
+        match self.gpu_indexes(&model.name)? {
+            Some(gpu_indexes) => self.placed(model, gpu_indexes, false),
+            None => self.placed(model, (0..self.gpus.count()).collect(), true),
+        }
+    }
+
+    fn placed(&self, mut model: Model, gpu_indexes: Vec<u32>, is_guest: bool) -> Result<Placed, BackendError> {
         if let Some(Emulate { alpha_ms, beta_ms }) = self.emulate {
             let profile = LatencyProfile::linear(alpha_ms, beta_ms, model.max_batch)
                 .map_err(|error| BackendError::Config(format!("emulate: {error}")))?;
@@ -405,7 +462,7 @@ impl Config {
         self.choose_processor(&mut model);
         let weights = self.weights(&model)?;
         let is_pinned = self.pinned.contains(&model.name);
-        Ok(Some(Placed { model, gpu_indexes, weights, is_pinned }))
+        Ok(Placed { model, gpu_indexes, weights, is_pinned, is_guest })
     }
 
     /// What a model does not say of where and how it runs is as this backend is configured.
@@ -432,10 +489,11 @@ impl Config {
 
     /// The GPUs that host a model; `None` if it is not to be loaded.
     fn gpu_indexes(&self, name: &str) -> Result<Option<Vec<u32>>, BackendError> {
-        if self.placement.is_empty() {
+        let table = self.placement.table();
+        if table.is_empty() {
             return Ok(Some((0..self.gpus.count()).collect()));
         }
-        let Some(placed) = self.placement.get(name).or_else(|| self.placement.get(OTHERS)) else { return Ok(None) };
+        let Some(placed) = table.get(name).or_else(|| table.get(OTHERS)) else { return Ok(None) };
         let mut indexes = placed.clone();
         indexes.sort_unstable();
         indexes.dedup();

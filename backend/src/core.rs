@@ -13,6 +13,7 @@
 
 mod execution;
 mod hosting;
+mod leaving;
 mod measuring;
 mod offers;
 mod primary;
@@ -51,7 +52,9 @@ use crate::{
     worker::{self, Action, Worker},
 };
 use hosting::Hosting;
+use leaving::Leaving;
 use primary::Inheritance;
+pub use primary::Kept;
 use watchdog::{Verdict, Watchdog};
 use weights::Memories;
 use word::Word;
@@ -85,6 +88,8 @@ pub struct CoreConfig {
     pub memory_pages: Option<u32>,
     /// Pages for weights in host memory, if that is bounded; as many as what all GPUs load at once takes, or more.
     pub host_pages: Option<u32>,
+    /// What it hosts is the scheduler's to choose.
+    pub is_auto: bool,
 }
 
 /// Whom a connection is to.
@@ -243,6 +248,8 @@ pub enum Output {
         name: String,
         /// What is to be loaded instead of what the repository has.
         brought: Option<Brought>,
+        /// On all GPUs, as a guest, where the configuration places it on none.
+        is_placed: bool,
     },
 }
 
@@ -307,6 +314,8 @@ pub struct Core {
     inheritance: Inheritance,
     /// An operator has drained us, by a primary's word.
     is_drained: bool,
+    /// The sub-cluster that a primary has put us in.
+    sub_cluster: Option<u16>,
     hosting: Hosting,
     /// Models that could not be loaded at the start, and have not been since.
     not_loaded: Vec<Refused>,
@@ -318,8 +327,8 @@ pub struct Core {
     scheduler_now: Timestamp,
     watchdog: Watchdog,
     trial: Option<Trial>,
-    /// ModelThreads that may still send plans, if we are about to leave.
-    leaving: Option<usize>,
+    /// If we are about to leave.
+    leaving: Option<Leaving>,
     outputs: VecDeque<Output>,
     /// Why this life is over.
     ended: Option<String>,
@@ -341,6 +350,7 @@ impl Core {
             config,
             inheritance: Inheritance::default(),
             is_drained: false,
+            sub_cluster: None,
             hosting,
             not_loaded: Vec::new(),
             told: hosting::Told::default(),
@@ -468,25 +478,6 @@ impl Core {
         if let Some(index) = self.membership.session_of(connection) {
             self.lose(now, index, format!("a report cannot be sent to the scheduler: {reason}"));
         }
-    }
-
-    /// The operator wants this process to end: the scheduler is told, and what is under way is finished. It is over
-    /// once [`Self::has_left`] says so.
-    pub fn handle_leaving(&mut self, now: Timestamp) {
-        if self.leaving.is_none() && self.has_joined() {
-            // An orphan tells its next primary.
-            self.leaving = Some(self.primary().map_or(1, |primary| self.membership[primary].threads().count()));
-            self.report(&BackendToControl::Leaving);
-            self.settle(now);
-        }
-    }
-
-    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave. What was said last may be
-    /// on its way for [`LAST_WORDS_SPAN`].
-    #[must_use]
-    pub fn has_left(&self) -> bool {
-        let is_dismissed = self.leaving.is_some_and(|senders| senders == 0 || self.primary().is_none());
-        self.ended.is_some() || !self.has_joined() || (is_dismissed && self.plans() == 0)
     }
 
     /// Runs every timer that is due.
@@ -620,7 +611,9 @@ impl Core {
             SchedulerToBackend::Load { name, .. } if name.len() > NAME_BYTES_MAX => {
                 self.lose(now, index, format!("it wants a model loaded whose name has {} bytes", name.len()));
             }
-            SchedulerToBackend::Load { load, name, brought } => self.on_load(load, name, brought),
+            SchedulerToBackend::Load { load, name, brought, is_placed } => {
+                self.on_load(load, name, brought, is_placed);
+            }
             SchedulerToBackend::Host { load, version, model } => self.on_host(now, index, (load, &version), model),
             SchedulerToBackend::Discard { load } => self.on_discard(load),
             SchedulerToBackend::Unload { model } => self.on_unload(index, model),
@@ -630,7 +623,8 @@ impl Core {
                 workers.iter_mut().for_each(|worker| worker.handle_cancel(scheduler_now, plan, task));
             }
             SchedulerToBackend::Drain { is_drained } => self.on_drain(is_drained),
-            SchedulerToBackend::Dismissed => self.leaving = self.leaving.map(|senders| senders.saturating_sub(1)),
+            SchedulerToBackend::Assign { sub_cluster } => self.on_assign(sub_cluster),
+            SchedulerToBackend::Dismissed => self.on_dismissed(),
             SchedulerToBackend::AskResident { gpu_index, gpu } => self.on_ask_resident(now, index, gpu_index, gpu),
             SchedulerToBackend::LoadWeights { gpu, model: theirs, earliest, latest } => {
                 self.on_load_weights(now, index, LoadOrder { gpu, theirs, model: None, earliest, latest });

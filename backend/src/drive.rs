@@ -44,6 +44,7 @@ use transport::{Address, Clock, EndpointConfig};
 
 use crate::{
     config::{self, Config, GpuName, Lanes, OnnxRuntime, Placed, is_on_gpus},
+    core::Kept,
     error::{BackendError, ExecutorError},
     executor::{
         self, Loaded, Metrics, OnGpus, Programs,
@@ -162,7 +163,7 @@ fn serve(
     let vital = (&vitals, &heart);
     let threads = Threads { gpus: &gpus, copies: &copies, loader: &loader, devices, turns, lanes, vital, lower_epochs };
     reduce_timer_slack();
-    let (mut backoff, mut is_drained) = (Backoff::new(BACKOFF_MIN, BACKOFF_MAX), false);
+    let (mut backoff, mut kept) = (Backoff::new(BACKOFF_MIN, BACKOFF_MAX), Kept::default());
     for number in 0.. {
         // The route may be another one each time.
         let look = || config.network.arm(None, &schedulers);
@@ -171,9 +172,9 @@ fn serve(
         let endpoint = endpoint.with_secrets(secrets.clone()).with_tls(certificates.clone());
         let place = (config, &schedulers[..], endpoint);
         let mut session = Session::open(place, clock, (models, &shapes), not_loaded.clone(), threads, number)?;
-        session.set_drained(is_drained);
+        session.set_kept(kept);
         let ended = session.run(stop);
-        (models, is_drained) = (ended.models, ended.is_drained);
+        (models, kept) = (ended.models, ended.kept);
         if stop.load(Ordering::Relaxed) {
             break;
         }

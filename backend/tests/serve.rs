@@ -14,7 +14,7 @@ use std::{
 };
 
 use backend::{
-    config::{Config, Emulate},
+    config::{Config, Emulate, Placement},
     drive::run,
     error::BackendError,
 };
@@ -126,7 +126,7 @@ impl Cluster {
             gpu_direct: false,
             staging_bytes: None,
             onnxruntime: backend::config::OnnxRuntime::default(),
-            placement: BTreeMap::from([("digits".into(), vec![0, 1])]),
+            placement: Placement::Table(BTreeMap::from([("digits".into(), vec![0, 1])])),
             load_models: None,
             emulate: None,
             gpu_memory_mb: None,
@@ -296,7 +296,7 @@ impl Cluster {
     /// Asks for a load, and yields how it ended.
     fn load(&mut self, load: u64, name: &str) -> LoadOutcome {
         let load = LoadId(load);
-        self.tell(&SchedulerToBackend::Load { load, name: name.into(), brought: None });
+        self.tell(&SchedulerToBackend::Load { load, name: name.into(), brought: None, is_placed: false });
         let mut outcome = None;
         self.run_until("the load", |cluster| {
             cluster.reports.retain(|report| match report {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use backend::{
-    core::{Core, CoreConfig, Job, LAST_WORDS_SPAN, Output},
+    core::{Core, CoreConfig, Job, Kept, LAST_WORDS_SPAN, Output},
     executor::{Executor, Loaded},
     staging::{ModelShape, Staging},
     worker::{Execution, HANDED_MAX, Outputs},
@@ -42,6 +42,8 @@ const BACKOFF_MIN: Span = Span::from_millis(50);
 const BACKOFF_MAX: Span = Span::from_millis(1_000);
 /// How far a standby's clock may be off its primary's: half a round trip.
 const FOLLOWING_ERROR: Span = Span::from_micros(1_500);
+/// What a backend that leaves says of how long it stays at most. It may be killed before.
+const LEAVES_WITHIN: Span = Span::from_millis(200);
 /// What a clock that drifts adds to the error of its estimate until that is renewed.
 const DRIFT_SPAN_SECONDS: i64 = 10;
 
@@ -64,6 +66,10 @@ pub(super) struct BackendNode {
     memory_pages: Option<u32>,
     /// Pages of host memory, if that is short, too.
     host_pages: Option<u32>,
+    /// What it hosts is the scheduler's to choose.
+    is_auto: bool,
+    /// What the next session goes on with.
+    kept: Kept,
     /// What has let its weights go in the present session, as they were in neither.
     released: Vec<Arc<dyn Executor>>,
     /// How executors behave now.
@@ -123,6 +129,7 @@ impl BackendNode {
         schedulers: &[Node],
         gpus: u32,
         (memory_pages, host_pages): (Option<u32>, Option<u32>),
+        is_auto: bool,
         env: &Env,
     ) -> Self {
         let models = loaded(env, gpus);
@@ -138,6 +145,8 @@ impl BackendNode {
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             memory_pages,
             host_pages,
+            is_auto,
+            kept: Kept::default(),
             released: Vec::new(),
             trouble: Trouble::None,
             guarded: BTreeMap::new(),
@@ -150,6 +159,7 @@ impl BackendNode {
         let gpus = self.gpus.len() as u32;
         self.gpus = (0..gpus).map(|_| Gpu::default()).collect();
         self.models = loaded(env, gpus);
+        self.kept = Kept::default();
         self.backoff.handle_success();
         self.process = Some(Process { core: None, leaves: false, ends_at: None });
         env.reset_clock(self.node);
@@ -172,7 +182,7 @@ impl BackendNode {
         env.trace(self.node, || "is about to leave".to_owned());
         process.leaves = true;
         match &mut process.core {
-            Some(core) => core.handle_leaving(env.local(self.node)),
+            Some(core) => core.handle_leaving(env.local(self.node), LEAVES_WITHIN),
             None => return self.die(env, true),
         }
         self.settle(env);
@@ -202,8 +212,11 @@ impl BackendNode {
         let (memory_pages, host_pages, token) = (self.memory_pages, self.host_pages, env.rng.random());
         let (lkey, landings) = (self.life, BTreeMap::new());
         let name = "backend".to_owned();
-        let config = CoreConfig { name, schedulers, staging, lkey, landings, memory_pages, host_pages, token };
-        process.core = Some(Core::new(config, std::mem::take(&mut self.models)));
+        let is_auto = self.is_auto;
+        let config = CoreConfig { name, schedulers, staging, lkey, landings, memory_pages, host_pages, token, is_auto };
+        let mut core = Core::new(config, std::mem::take(&mut self.models));
+        core.handle_kept(self.kept);
+        process.core = Some(core);
         self.settle(env);
     }
 
@@ -243,6 +256,7 @@ impl BackendNode {
             if core.has_joined() {
                 self.backoff.handle_success();
             }
+            self.kept = core.kept();
             self.models = core.into_models();
             self.gpus.iter_mut().for_each(|gpu| gpu.jobs.retain(|(life, _)| *life != self.life));
             env.close_endpoint(self.node, true);
@@ -356,7 +370,7 @@ impl BackendNode {
                 let takes = Span::from_millis(5) + env.micros(200_000);
                 env.after(takes, Happening::Measured(node, self.life, model));
             }
-            Output::Load { load, name, brought: _ } => {
+            Output::Load { load, name, brought: _, is_placed: _ } => {
                 let takes = Span::from_millis(2) + env.micros(100_000);
                 env.after(takes, Happening::Loaded(node, self.life, load, name));
             }

@@ -32,7 +32,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use ::scheduler::{NetworkBudget, Policy, advice::AdviceConfig, cluster::ClusterConfig, control::SuccessionConfig};
+use ::scheduler::{
+    NetworkBudget, Policy, advice::AdviceConfig, cluster::ClusterConfig, control::SuccessionConfig,
+    placer::PlacementConfig,
+};
 use proto::{Span, Timestamp, frontend_to_scheduler::ModelChange};
 use rand::RngExt;
 
@@ -179,7 +182,13 @@ impl Fabric {
         let backends: Vec<Node> = (0..backends).map(|i| env.add_member(format!("backend-{i}"), drift_max)).collect();
         let pairs = connect(&mut env);
         let reactions = (0..env.members.len()).map(|index| (Node(index), env.members[index].reaction)).collect();
-        let config = cluster_config(&mut env);
+        let mut config = cluster_config(&mut env);
+        // In some worlds the scheduler chooses what backends host, with an advice that knows rates soon.
+        let is_auto = options.seed % 3 == 1;
+        if is_auto {
+            config.placement = Some(placement_config());
+            config.advice.window = Span::from_millis(2_000);
+        }
         if config.policy == Policy::Downbeat {
             env.dynamic = Dynamic::draw(options.seed);
         }
@@ -196,7 +205,7 @@ impl Fabric {
             let memory_pages = options.seed.is_multiple_of(4).then_some(models::MEMORY_PAGES);
             // In some of these host memory holds no more than what they load at once.
             let host_pages = options.seed.is_multiple_of(8).then_some(gpus * models::WEIGHTS.pages);
-            BackendNode::new(node, &schedulers, gpus, (memory_pages, host_pages), env)
+            BackendNode::new(node, &schedulers, gpus, (memory_pages, host_pages), is_auto, env)
         };
         let mut backend_nodes: Vec<BackendNode> = backends.iter().map(|node| new_backend(&mut env, node)).collect();
         backend_nodes[0].lies = options.mutation == Some(Mutation::SkipWrite);
@@ -554,6 +563,19 @@ fn connect(env: &mut Env) -> BTreeMap<(Node, Node), Pair> {
     pairs
 }
 
+/// Two sub-clusters, of which each model has one, and may change it every now and then.
+fn placement_config() -> PlacementConfig {
+    PlacementConfig {
+        sub_clusters: 2,
+        epoch: Span::from_millis(400),
+        moves_max: 1,
+        rate_max_rps: None,
+        memory_max_bytes: None,
+        memory_weight: 1.0,
+        pins: BTreeMap::new(),
+    }
+}
+
 /// Of all schedulers, but for their places.
 fn cluster_config(env: &mut Env) -> ClusterConfig {
     let model_threads = env.rng.random_range(1..=3);
@@ -577,6 +599,7 @@ fn cluster_config(env: &mut Env) -> ClusterConfig {
         first_id: 0,
         gpu_prices: BTreeMap::new(),
         advice: AdviceConfig::default(),
+        placement: None,
     }
 }
 

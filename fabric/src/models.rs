@@ -115,6 +115,7 @@ pub(super) fn loaded(dynamic: Dynamic, name: &str, version: u32, gpus: u32) -> L
         basis: Basis::One,
         weights: WEIGHTS,
         is_pinned: false,
+        is_guest: false,
     }
 }
 

@@ -32,6 +32,8 @@ pub struct ModelOffer {
     /// Requests that may wait, by their priority; 0, or none for it: as many as the scheduler lets. At most
     /// [`PRIORITIES`].
     pub queue_max: Vec<u32>,
+    /// The backend's own `placement` does not ask for it: a scheduler did, as nobody else would have hosted it.
+    pub is_guest: bool,
 }
 
 impl ModelOffer {
@@ -71,6 +73,8 @@ pub struct BackendHello {
     pub known_as: Option<BackendId>,
     /// Whom it obeys.
     pub standing: Standing,
+    /// What it hosts is the scheduler's to choose (`placement = "auto"`).
+    pub is_auto: bool,
 }
 
 impl BackendHello {
@@ -78,7 +82,7 @@ impl BackendHello {
     #[must_use]
     pub fn new(gpus: u32, models: Vec<ModelOffer>) -> Self {
         let (name, standing) = ("backend".to_owned(), Standing::default());
-        Self { name, gpus, memory_pages: None, models, more: 0, known_as: None, standing }
+        Self { name, gpus, memory_pages: None, models, more: 0, known_as: None, standing, is_auto: false }
     }
 }
 
@@ -189,9 +193,12 @@ pub enum BackendToControl {
         /// Whether plans are welcome there.
         is_usable: bool,
     },
-    /// The backend is about to leave: it finishes its plans, and wants no more of them. Each ModelThread answers
-    /// `Dismissed`.
-    Leaving,
+    /// The backend is about to leave: it finishes its plans, and wants no more of them once others host its models.
+    /// Each ModelThread answers `Dismissed` then.
+    Leaving {
+        /// It does not stay longer, whatever it has.
+        within: Span,
+    },
     /// A load ended.
     Loaded {
         /// As in the question.
@@ -291,6 +298,12 @@ pub enum BackendToControl {
     Drained {
         /// Drained, or resumed.
         is_drained: bool,
+    },
+    /// The sub-cluster that a primary has put it in; told to every scheduler, and by one that has one to each that has
+    /// taken it in.
+    Assigned {
+        /// From 0.
+        sub_cluster: u16,
     },
 }
 

@@ -35,11 +35,13 @@ pub struct DrainRequest {
     pub is_forced: bool,
 }
 
-/// It is done.
+/// It is done, or has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, SchemaRead, SchemaWrite)]
 pub struct DrainAnswer {
     /// The member's id.
     pub id: u32,
     /// Models that no other backend hosts which serves.
     pub only_there: u32,
+    /// These are loaded elsewhere first, and it is drained then.
+    pub is_moving: bool,
 }

@@ -95,6 +95,8 @@ pub enum SchedulerToBackend {
         name: String,
         /// What is to be loaded instead of what the repository has, if clients want that.
         brought: Option<Brought>,
+        /// Where the reader's `placement` has no place for it: on all of its GPUs, as a guest.
+        is_placed: bool,
     },
     /// A version that was loaded is hosted from now on, in the place of what was hosted as the same model.
     Host {
@@ -166,6 +168,11 @@ pub enum SchedulerToBackend {
     Drain {
         /// Drained, or resumed.
         is_drained: bool,
+    },
+    /// From the primary: the reader is one of this sub-cluster, and tells every scheduler.
+    Assign {
+        /// From 0.
+        sub_cluster: u16,
     },
 }
 

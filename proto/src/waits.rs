@@ -237,7 +237,7 @@ mod tests {
     }
 
     /// Folders of what runs in a serving process: the roles, and all crates of ours that they link.
-    const SERVING: [&str; 15] = [
+    const SERVING: [&str; 16] = [
         "src",
         "proto/src",
         "repository/src",
@@ -246,6 +246,7 @@ mod tests {
         "admin/src",
         "member/src",
         "spsc/src",
+        "placement/src",
         "scheduler/src",
         "frontend/src",
         "ensembles/src",

@@ -343,6 +343,15 @@ impl Advisor {
         self.tell(now, began_at, (&here, &hosts));
     }
 
+    /// Requests with an objective that come for a model, in a second, averaged over the window; 0 while nothing is
+    /// known.
+    #[must_use]
+    pub fn rate(&self, model: ModelId) -> f64 {
+        let averages = self.models.get(model.0 as usize).map(|model| model.averages);
+        let counted = averages.map_or(0.0, |averages| averages.in_time + averages.lost);
+        if self.weight > 0.0 { counted / self.weight * 1_000.0 } else { 0.0 }
+    }
+
     /// The last advice.
     #[must_use]
     pub fn advice(&self) -> Arc<Advice> {

@@ -20,6 +20,7 @@ use crate::{
     mailbox,
     messages::NetworkBudget,
     news::ShardToControl,
+    placer::PlacementConfig,
     policy::{Policy, PolicyError},
     rank_loop::RankLoop,
     shard::{Shard, ShardConfig, ShardOutput},
@@ -58,6 +59,8 @@ pub struct ClusterConfig {
     pub gpu_prices: BTreeMap<String, f64>,
     /// How many GPUs are needed is worked out with this.
     pub advice: AdviceConfig,
+    /// How models are placed on backends that leave it to the scheduler; without it they stay where they start.
+    pub placement: Option<PlacementConfig>,
 }
 
 impl ClusterConfig {
@@ -78,6 +81,7 @@ impl ClusterConfig {
             first_id,
             gpu_prices,
             advice,
+            placement: self.placement.clone(),
         }
     }
 

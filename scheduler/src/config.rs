@@ -13,6 +13,7 @@ use crate::{
     control::SuccessionConfig,
     messages::NetworkBudget,
     network_times::TIMERS_LATE,
+    placer::PlacementConfig,
     policy::{Policy, PolicyError},
 };
 
@@ -58,6 +59,9 @@ pub struct Config {
     /// How many GPUs are needed is worked out with this.
     #[serde(default, skip_serializing_if = "Advice::is_default")]
     pub advice: Advice,
+    /// How models are placed on backends that leave it to the scheduler; without it they stay where they start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
     /// Tasks that may wait for one model.
     #[serde(default = "default_queue_max")]
     pub queue_max: usize,
@@ -199,6 +203,88 @@ impl Advice {
     }
 }
 
+/// How models are placed on backends that leave it to the scheduler ([`crate::placer`]).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// Sub-clusters that backends are dealt to. All backends of one host the same models.
+    pub sub_clusters: u16,
+    /// How often better places are looked for. In milliseconds.
+    #[serde(default = "default_epoch_ms")]
+    pub epoch_ms: u64,
+    /// Models that may move in an epoch.
+    #[serde(default = "default_moves_max")]
+    pub moves_max: u32,
+    /// Requests a second that a sub-cluster takes at most, if there is a bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_max_rps: Option<f64>,
+    /// Weights that a sub-cluster hosts at most, in megabytes (10^6 bytes), if there is a bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_max_mb: Option<f64>,
+    /// What an imbalance of memory weighs beside one of rates.
+    #[serde(default = "default_memory_weight")]
+    pub memory_weight: f64,
+    /// Models that must be in a sub-cluster, from 0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pins: BTreeMap<String, u16>,
+}
+
+fn default_epoch_ms() -> u64 {
+    120_000
+}
+
+fn default_moves_max() -> u32 {
+    8
+}
+
+fn default_memory_weight() -> f64 {
+    1.0
+}
+
+impl Placement {
+    /// Whether a scheduler takes it.
+    ///
+    /// # Errors
+    /// If a key is wrong.
+    pub fn check(&self) -> Result<(), RunError> {
+        self.checked().map(drop)
+    }
+
+    fn checked(&self) -> Result<PlacementConfig, RunError> {
+        let Self { sub_clusters, epoch_ms, moves_max, rate_max_rps, memory_max_mb, memory_weight, ref pins } = *self;
+        let wrong =
+            |key: &str, expected, found: String| Err(RunError::Placement { key: key.to_owned(), expected, found });
+        let is_amount = |amount: Option<f64>| amount.is_none_or(|amount| amount > 0.0 && amount <= 1e9);
+        let shown = |amount: Option<f64>| amount.map_or_else(String::new, |amount| amount.to_string());
+        match () {
+            () if !(1..=1_024).contains(&sub_clusters) => wrong("sub_clusters", "1 to 1024", sub_clusters.to_string()),
+            () if !(1_000..=86_400_000).contains(&epoch_ms) => {
+                wrong("epoch_ms", "1000 to 86400000", epoch_ms.to_string())
+            }
+            () if !(1..=10_000).contains(&moves_max) => wrong("moves_max", "1 to 10000", moves_max.to_string()),
+            () if !is_amount(rate_max_rps) => wrong("rate_max_rps", "a number above 0, to 1e9", shown(rate_max_rps)),
+            () if !is_amount(memory_max_mb) => wrong("memory_max_mb", "a number above 0, to 1e9", shown(memory_max_mb)),
+            () if !(0.0..=1e6).contains(&memory_weight) => {
+                wrong("memory_weight", "a number from 0 to 1e6", memory_weight.to_string())
+            }
+            () => match pins.iter().find(|(_, cluster)| **cluster >= sub_clusters) {
+                Some((model, cluster)) => {
+                    wrong(&format!("pins.{model}"), "a sub-cluster, from 0, below sub_clusters", cluster.to_string())
+                }
+                None => Ok(PlacementConfig {
+                    sub_clusters,
+                    epoch: Span::from_millis(epoch_ms as i64),
+                    moves_max,
+                    rate_max_rps,
+                    memory_max_bytes: memory_max_mb.map(|megabytes| (megabytes * 1e6) as u64),
+                    memory_weight,
+                    pins: pins.clone(),
+                }),
+            },
+        }
+    }
+}
+
 fn default_drain_timeout_ms() -> u64 {
     DRAIN_TIMEOUT_MS
 }
@@ -246,6 +332,16 @@ pub enum RunError {
     Advice {
         /// Which one.
         key: &'static str,
+        /// What it may be.
+        expected: &'static str,
+        /// What was given.
+        found: String,
+    },
+    /// A key of the table `placement`.
+    #[error("placement.{key} must be {expected}, found {found}")]
+    Placement {
+        /// Which one.
+        key: String,
         /// What it may be.
         expected: &'static str,
         /// What was given.
@@ -324,6 +420,7 @@ impl Config {
             first_id: 0,
             gpu_prices: self.gpu_prices.clone(),
             advice: self.advice.checked()?,
+            placement: self.placement.as_ref().map(Placement::checked).transpose()?,
         })
     }
 
@@ -395,6 +492,20 @@ mod tests {
         assert_eq!(prices, [("m".to_owned(), f64::INFINITY), ("n".to_owned(), 0.0)].into());
         assert_eq!(config("gpu_price = 4").unwrap().policy.to_string(), "downbeat:gpu_price=4");
         assert_eq!(config("gpu_price = inf").unwrap().policy.to_string(), "downbeat:gpu_price=inf");
+        let placement = |keys: &str| error(&format!("[placement]\nsub_clusters = 2\n{keys}"));
+        assert_eq!(placement("moves_max = 0"), "placement.moves_max must be 1 to 10000, found 0");
+        assert_eq!(placement("epoch_ms = 10"), "placement.epoch_ms must be 1000 to 86400000, found 10");
+        let rate = "placement.rate_max_rps must be a number above 0, to 1e9, found 0";
+        assert_eq!(placement("rate_max_rps = 0"), rate);
+        let memory = "placement.memory_max_mb must be a number above 0, to 1e9, found NaN";
+        assert_eq!(placement("memory_max_mb = nan"), memory);
+        let weight = "placement.memory_weight must be a number from 0 to 1e6, found -1";
+        assert_eq!(placement("memory_weight = -1"), weight);
+        let pin = "placement.pins.m must be a sub-cluster, from 0, below sub_clusters, found 2";
+        assert_eq!(placement("pins = { m = 2 }"), pin);
+        assert!(placement("pins = { m = 0, m = 1 }").contains("duplicate key"), "a model has one pin");
+        assert_eq!(error("[placement]\nsub_clusters = 0"), "placement.sub_clusters must be 1 to 1024, found 0");
+        assert!(error("[placement]\nmoves_max = 3").contains("missing field `sub_clusters`"));
         let advice = |keys: &str| error(&format!("[advice]\n{keys}"));
         assert_eq!(advice("window_ms = 9999"), "advice.window_ms must be 10000 to 3600000, found 9999");
         let late = "advice.gpu_comes_after_ms must be 0 to 86400000, found 86400001";

@@ -8,6 +8,7 @@
 mod announcements;
 mod balance;
 mod changes;
+mod copies;
 mod draining;
 mod failures;
 mod joining;
@@ -16,7 +17,9 @@ mod lifecycle;
 mod members;
 mod names;
 mod offers;
+mod placing;
 mod reach;
+mod refuge;
 mod refusals;
 mod succession;
 mod takeover;
@@ -50,6 +53,7 @@ use crate::{
     messages::NetworkBudget,
     network_times::NetworkTime,
     news::{ControlToRank, ControlToShard, Gpu, Offered, ShardToControl},
+    placer::{PlacementConfig, Placer},
     policy::Policy,
     predictions::Predictions,
     shard::{ShardLoad, Unfinished, Violation},
@@ -61,6 +65,7 @@ use failures::Failures;
 pub use members::JoinError;
 use members::{Joined, Known, Members};
 use names::Names;
+use refuge::Refuge;
 use refusals::Refusals;
 use succession::Succession;
 pub use succession::SuccessionConfig;
@@ -93,6 +98,8 @@ pub struct ControlConfig {
     pub gpu_prices: BTreeMap<String, f64>,
     /// As [`cluster::ClusterConfig::advice`](crate::cluster::ClusterConfig::advice).
     pub advice: AdviceConfig,
+    /// As [`cluster::ClusterConfig::placement`](crate::cluster::ClusterConfig::placement).
+    pub placement: Option<PlacementConfig>,
 }
 
 /// Something to send.
@@ -155,6 +162,11 @@ pub struct Control {
     watch_at: Timestamp,
     /// Versions that newer ones have replaced, by when they go.
     retiring: BTreeMap<(BackendId, ModelId), Timestamp>,
+    refuge: Refuge,
+    /// If models of some backends are ours to place.
+    placer: Option<Placer>,
+    /// It is to be looked whether guests can go.
+    are_guests_due: bool,
     outputs: VecDeque<ControlOutput>,
 }
 
@@ -178,6 +190,9 @@ impl Control {
             takeover: Takeover::default(),
             watch_at: Timestamp::PAST,
             retiring: BTreeMap::new(),
+            refuge: Refuge::default(),
+            placer: config.placement.clone().map(Placer::new),
+            are_guests_due: false,
             outputs: VecDeque::new(),
             config,
         };
@@ -338,6 +353,7 @@ impl Control {
             }
             Member::Backend(backend) if self.takeover.is_handed_over => return self.note_gone(now, backend),
             Member::Backend(backend) => {
+                self.refuge.end(backend);
                 self.forget_failures_at(backend);
                 let planned = self.members.planned_gpus(backend);
                 let Some((gpus, reprofiled)) = self.members.remove_backend(backend) else { return };
@@ -435,7 +451,8 @@ impl Control {
                 self.refresh(now);
             }
             BackendToControl::Drained { is_drained } => self.set_drained(now, Member::Backend(backend), is_drained),
-            BackendToControl::Leaving => self.on_backend_leaving(now, backend),
+            BackendToControl::Leaving { within } => self.on_backend_leaving(now, backend, within),
+            BackendToControl::Assigned { sub_cluster } => self.members.set_sub_cluster(backend, sub_cluster),
             BackendToControl::Resident { gpu, models, is_last } => {
                 self.on_resident(now, (backend, gpu), models, is_last)?;
             }
@@ -448,15 +465,6 @@ impl Control {
         }
         self.settle(now);
         Ok(())
-    }
-
-    /// Its GPUs leave, and then each ModelThread says that it plans no more there.
-    fn on_backend_leaving(&mut self, now: Timestamp, backend: BackendId) {
-        if self.members.set_leaving(backend) {
-            tracing::info!(backend = backend.0, "a backend is about to leave");
-            self.refresh(now);
-            self.tell_shards(|| ControlToShard::Dismiss(backend));
-        }
     }
 
     fn on_frontend_clock(&mut self, now: Timestamp, frontend: FrontendId, sent_at: Timestamp) {
@@ -560,9 +568,10 @@ impl Control {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {
         let retires = self.retiring.values().min().copied();
-        let own = [self.members.poll_timeout(), self.changes.poll_timeout(), retires];
+        let own = [self.members.poll_timeout(), self.changes.poll_timeout(), self.refuge.poll_timeout(), retires];
+        let placer = self.placer.as_ref().and_then(Placer::poll_timeout);
         let others = [self.succession.poll_timeout(), self.takeover.poll_timeout()];
-        own.into_iter().chain(others).flatten().min()
+        own.into_iter().chain(others).chain([placer]).flatten().min()
     }
 
     /// The next thing to send.
@@ -663,11 +672,14 @@ impl Control {
         self.tell_owner(model, ControlToShard::Offered(offered));
     }
 
-    /// Ends changes of models.
+    /// Ends changes of models, and goes on with what waits for members to host them.
     fn settle(&mut self, now: Timestamp) {
         while let Some(ended) = self.changes.poll_ended(now) {
             self.on_change_ended(now, ended);
         }
+        self.evacuate_due(now);
+        self.dismiss_guests(now);
+        self.place_due(now);
     }
 
     /// Members, links or what is hosted have changed: who is used and served, what GPUs host, and what frontends know
@@ -706,6 +718,8 @@ impl Control {
             self.members.models[model.0 as usize].hosted = Err(reason);
             self.tell_owner(model, ControlToShard::Hosted(model, Err(reason)));
         }
+        self.on_whereabouts_changed();
+        self.are_guests_due = true;
         unserved.iter().for_each(|_| Wait::Link.note_reached());
         for (frontends, is_served) in [(served, true), (unserved, false)] {
             for frontend in frontends {

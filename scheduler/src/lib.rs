@@ -30,6 +30,7 @@ mod model_times;
 pub mod network_times;
 pub mod news;
 pub mod perfetto;
+pub mod placer;
 pub mod planner;
 mod planners;
 pub mod policy;

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::{
-    config::{GpuName, Gpus, OTHERS, OnnxRuntime},
+    config::{GpuName, Gpus, OTHERS, OnnxRuntime, Placement},
     error::ExecutorError,
     executor::{self, Library},
     limits::GPUS_MAX,
@@ -113,6 +113,8 @@ pub(super) struct Layout {
     pub frontend: toml::Table,
     /// How the schedulers work out how many GPUs are needed.
     pub advice: scheduler::config::Advice,
+    /// How the schedulers place models on backends that leave it to them.
+    pub placement: Option<scheduler::config::Placement>,
     /// Backends come and go as they say, if that is wanted.
     pub autoscale: Option<Autoscale>,
     /// The backends. If the file names none: those of the demo, or one for all of its repository.
@@ -165,6 +167,9 @@ pub(super) struct BackendLayout {
     /// Models that each of them hosts; all of the repository if none is named.
     #[serde(default)]
     pub models: Vec<String>,
+    /// The scheduler chooses what it hosts, of all of the repository.
+    #[serde(default)]
+    pub placement: Option<backend::config::Auto>,
     /// Memory of each GPU for weights, in megabytes, if it holds but a part of these.
     #[serde(default)]
     pub gpu_memory_mb: Option<f64>,
@@ -215,6 +220,7 @@ impl BackendLayout {
             staging_bytes: None,
             onnxruntime,
             models,
+            placement: None,
             gpu_memory_mb,
             pcie_gbps,
             host_memory_mb,
@@ -281,6 +287,7 @@ impl Default for Layout {
             ui: None,
             frontend: toml::Table::new(),
             advice: scheduler::config::Advice::default(),
+            placement: None,
             autoscale: None,
             backend: vec![backend(1, &["digits"]), backend(8, &["resnet50", "inception_resnet_v2"])],
         }
@@ -294,6 +301,11 @@ impl Layout {
         let policy = policy.with_gpu_price(self.gpu_price).map_err(|error| anyhow!(error))?;
         policy.check_gpu_prices(&self.gpu_prices).map_err(|error| anyhow!(error))?;
         self.advice.check()?;
+        self.placement.as_ref().map_or(Ok(()), scheduler::config::Placement::check)?;
+        let has_both = |backend: &BackendLayout| backend.placement.is_some() && !backend.models.is_empty();
+        if let Some(index) = self.backend.iter().position(has_both) {
+            bail!("backend {index}: placement: found \"auto\" beside models, expected one of both");
+        }
         self.clients.grants().map_err(|error| anyhow!(error))?;
         self.clients.tls.as_ref().map(|tls| tls.load("clients.tls")).transpose()?;
         let (schedulers, frontends, backends) = (self.schedulers, self.http.len(), self.backend.len());
@@ -665,6 +677,7 @@ impl Wiring {
             cores: layout.cores.clone(),
             network: layout.network,
             advice: layout.advice,
+            placement: layout.placement.clone(),
             queue_max: scheduler::config::default_queue_max(),
             tasks_per_frontend_max: scheduler::config::default_tasks_per_frontend_max(),
             reestimate: true,
@@ -769,7 +782,7 @@ impl Wiring {
             gpu_direct: this.gpu_direct,
             staging_bytes: this.staging_bytes,
             onnxruntime: this.onnxruntime.clone(),
-            placement,
+            placement: this.placement.map_or(Placement::Table(placement), Placement::Auto),
             load_models: layout.load_models.clone(),
             emulate: None,
             gpu_memory_mb: this.gpu_memory_mb,

@@ -118,7 +118,7 @@ mod tests {
             Program { launch, folder: folder.clone(), instances, limits, calls: instances > 0, samples: true };
         let executor = Executor::Process { program, profile: None };
         let model = Model { name: name.into(), executor, ..repository::load_model(&folder).unwrap() };
-        Placed { model, gpu_indexes: vec![0, 1], weights: proto::Weights::default(), is_pinned: false }
+        Placed { model, gpu_indexes: vec![0, 1], weights: proto::Weights::default(), is_pinned: false, is_guest: false }
     }
 
     fn given(lanes: &Lanes, name: &str, instances: usize) -> Vec<u32> {

@@ -96,11 +96,11 @@ impl Told {
 
 impl Core {
     /// The primary wants a model loaded.
-    pub(super) fn on_load(&mut self, asked: LoadId, name: String, brought: Option<Brought>) {
+    pub(super) fn on_load(&mut self, asked: LoadId, name: String, brought: Option<Brought>, is_placed: bool) {
         let load = LoadId(self.hosting.next_load);
         self.hosting.next_load += 1;
         self.hosting.loading.insert(load, asked);
-        self.outputs.push_back(Output::Load { load, name, brought });
+        self.outputs.push_back(Output::Load { load, name, brought, is_placed });
     }
 
     /// A load that [`super::Output::Load`] asked for has found an ensemble.

@@ -14,7 +14,7 @@ use proto::{
 };
 use repository::Refused;
 
-use super::{Core, Hosting, offers::Offers, word::Word};
+use super::{Core, Hosting, leaving::Leaving, offers::Offers, word::Word};
 use crate::{links::Target, worker::Unfinished};
 
 /// Frontends that the former primary had announced, and the new one has not yet, may join it within this time.
@@ -36,16 +36,25 @@ impl Default for Inheritance {
     }
 }
 
+/// What schedulers have made of a backend, which outlives its sessions and ends with its process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kept {
+    /// An operator has drained it.
+    pub is_drained: bool,
+    /// The sub-cluster that it is in.
+    pub sub_cluster: Option<u16>,
+}
+
 impl Core {
-    /// What an earlier life was told by an operator: whether this backend is drained.
-    pub fn handle_drained(&mut self, is_drained: bool) {
-        self.is_drained = is_drained;
+    /// What an earlier life was told that this one is to go on with.
+    pub fn handle_kept(&mut self, Kept { is_drained, sub_cluster }: Kept) {
+        (self.is_drained, self.sub_cluster) = (is_drained, sub_cluster);
     }
 
-    /// Whether an operator has drained it.
+    /// What a next life is to be told.
     #[must_use]
-    pub fn is_drained(&self) -> bool {
-        self.is_drained
+    pub fn kept(&self) -> Kept {
+        Kept { is_drained: self.is_drained, sub_cluster: self.sub_cluster }
     }
 
     /// The session with the scheduler that we obey, unless that is lost.
@@ -71,6 +80,9 @@ impl Core {
         }
         if self.is_drained {
             self.tell(index, &BackendToControl::Drained { is_drained: true });
+        }
+        if let Some(sub_cluster) = self.sub_cluster {
+            self.tell(index, &BackendToControl::Assigned { sub_cluster });
         }
         self.offer(index);
         for Refused { name, version, reason } in self.not_loaded.clone() {
@@ -111,9 +123,9 @@ impl Core {
             let usable = BackendToControl::Usable { gpu_index: gpu as u32, is_usable: false };
             self.tell(index, &usable);
         }
-        if self.leaving.is_some() {
-            self.leaving = Some(self.membership[index].threads().count());
-            self.report(&BackendToControl::Leaving);
+        if let Some(Leaving { until, .. }) = self.leaving {
+            self.leaving = Some(Leaving { senders: self.membership[index].threads().count(), until });
+            self.report(&BackendToControl::Leaving { within: (until - now).max(Span::ZERO) });
         }
         if self.membership.clock().error_bound().is_some() {
             self.links.handle_clock(now);
@@ -215,6 +227,41 @@ impl Core {
         self.tell_all(&BackendToControl::Drained { is_drained });
     }
 
+    /// A primary has put us in a sub-cluster: all schedulers are told.
+    pub(super) fn on_assign(&mut self, sub_cluster: u16) {
+        self.sub_cluster = Some(sub_cluster);
+        self.tell_all(&BackendToControl::Assigned { sub_cluster });
+    }
+
+    /// The operator wants this process to end, `within` that time: the scheduler is told, which has others host our
+    /// models first, and what is under way is finished. It is over once [`Self::has_left`] says so.
+    pub fn handle_leaving(&mut self, now: Timestamp, within: Span) {
+        if self.leaving.is_none() && self.has_joined() {
+            // An orphan tells its next primary.
+            let senders = self.primary().map_or(1, |primary| self.membership[primary].threads().count());
+            self.leaving = Some(Leaving { senders, until: now + within });
+            self.report(&BackendToControl::Leaving { within });
+            self.settle(now);
+        }
+    }
+
+    /// Whether nothing is under way any more and nothing comes, or there is nobody to leave. What was said last may be
+    /// on its way for [`LAST_WORDS_SPAN`](super::LAST_WORDS_SPAN).
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        // Another scheduler may take over, and have others host our models first.
+        let is_alone = self.primary().is_none() && self.config.schedulers.len() == 1;
+        let is_dismissed = self.leaving.is_some_and(|leaving| leaving.senders == 0 || is_alone);
+        self.ended.is_some() || !self.has_joined() || (is_dismissed && self.plans() == 0)
+    }
+
+    /// A ModelThread plans no more here.
+    pub(super) fn on_dismissed(&mut self) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.senders = leaving.senders.saturating_sub(1);
+        }
+    }
+
     /// The primary does not serve a frontend any more.
     pub(super) fn leave_frontend(&mut self, now: Timestamp, frontend: FrontendId) {
         self.inheritance.frontends.remove(&frontend);
@@ -277,9 +324,10 @@ impl Core {
         let standing = Standing { token: self.config.token, obeys: self.membership.obeys() };
         let gpus = self.config.staging.gpus() as u32;
         let memory_pages = self.memories.pages();
-        let (name, known_as) = (self.config.name.clone(), self.backend());
+        let (name, known_as, is_auto) = (self.config.name.clone(), self.backend(), self.config.is_auto);
         self.membership[index].word = Word::new(offers);
-        encode(&SchedulerHello::Backend(BackendHello { name, gpus, memory_pages, models, more, known_as, standing }))
+        let hello = BackendHello { name, gpus, memory_pages, models, more, known_as, standing, is_auto };
+        encode(&SchedulerHello::Backend(hello))
     }
 
     /// Tells a scheduler as much of what is hosted as it may be told now.

@@ -22,6 +22,7 @@ const SCHEDULER: ConnectionId = ConnectionId(1);
 const FRONTEND: FrontendId = FrontendId(4);
 const PASS: LinkPass = LinkPass(0x77);
 const NOW: Timestamp = Timestamp(1_000_000);
+const WITHIN: Span = Span::from_millis(25_000);
 const LINKED: BackendToScheduler = Addressed::Control(BackendToControl::Linked { frontend: FRONTEND, link: LinkId(1) });
 
 /// Of the primary with this number in an era.
@@ -70,6 +71,7 @@ fn loaded(name: &str, elements: usize) -> Loaded {
         weights: Weights::default(),
         basis: Basis::Sizes,
         is_pinned: false,
+        is_guest: false,
     }
 }
 
@@ -96,7 +98,9 @@ impl Backend {
         let schedulers = (1..=schedulers).map(|port| ([127, 0, 0, 1], port).into()).collect();
         let landings = BTreeMap::from([(0, 9)]);
         let name = "backend".to_owned();
-        let config = CoreConfig { name, schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
+        let is_auto = false;
+        let config =
+            CoreConfig { name, schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages, is_auto };
         let mut core = Core::new(config, models);
         assert!(matches!(core.poll_output(), Some(Output::Connect { peer: Peer::Scheduler(0), .. })));
         core.handle_connecting(Peer::Scheduler(0), SCHEDULER);
@@ -422,9 +426,14 @@ fn a_frontend_that_speaks_on_a_link_is_cut_off() {
 fn loads_are_answered_and_a_batch_keeps_the_shape_that_it_came_with() {
     let mut backend = Backend::linked();
     let mut outcome = |load, result| {
-        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None });
+        backend.tell(
+            SCHEDULER,
+            &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None, is_placed: false },
+        );
         let outputs = backend.outputs();
-        let [Output::Load { load: ours, name, brought: None }] = &outputs[..] else { panic!("{outputs:?}") };
+        let [Output::Load { load: ours, name, brought: None, is_placed: false }] = &outputs[..] else {
+            panic!("{outputs:?}")
+        };
         assert_eq!(name, "n");
         match result {
             None => backend.0.handle_ensemble(NOW, *ours),
@@ -516,7 +525,10 @@ fn a_gpu_rests_without_its_programs_only_if_it_hosts_nothing_else() {
     for others in [0, 1] {
         let mut backend = executing();
         for other in 0..others {
-            backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(other), name: "n".into(), brought: None });
+            backend.tell(
+                SCHEDULER,
+                &SchedulerToBackend::Load { load: LoadId(other), name: "n".into(), brought: None, is_placed: false },
+            );
             let outputs = backend.outputs();
             let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
             backend.0.handle_loaded(NOW, *load, Ok(vec![loaded("n", 4)]));
@@ -552,7 +564,10 @@ fn schedulers_are_told_what_could_not_be_loaded_until_it_is() {
         (SCHEDULER, Addressed::Control(BackendToControl::NotLoaded { name, version, reason }))
     };
     assert_eq!(backend.reports(), [not_loaded("n"), not_loaded("o"), (SCHEDULER, obeys(1))]);
-    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), brought: None });
+    backend.tell(
+        SCHEDULER,
+        &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), brought: None, is_placed: false },
+    );
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
     backend.0.handle_loaded(NOW, *load, Ok(vec![loaded("n", 4)]));
@@ -565,7 +580,10 @@ fn schedulers_are_told_what_could_not_be_loaded_until_it_is() {
 fn loads_that_fail_are_one_line_a_second() {
     let mut backend = Backend::linked();
     let mut fail = |now, reason: &str| {
-        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), brought: None });
+        backend.tell(
+            SCHEDULER,
+            &SchedulerToBackend::Load { load: LoadId(7), name: "n".into(), brought: None, is_placed: false },
+        );
         let outputs = backend.outputs();
         let [Output::Load { load, .. }] = &outputs[..] else { panic!("{outputs:?}") };
         backend.0.handle_loaded(now, *load, Err(reason.to_owned()));
@@ -583,9 +601,9 @@ fn loads_that_fail_are_one_line_a_second() {
 #[test]
 fn one_that_leaves_finishes_what_it_has_and_what_still_comes() {
     let mut backend = executing();
-    backend.0.handle_leaving(NOW);
-    backend.0.handle_leaving(NOW);
-    assert_eq!(backend.reports(), [(SCHEDULER, Addressed::Control(BackendToControl::Leaving))]);
+    backend.0.handle_leaving(NOW, WITHIN);
+    backend.0.handle_leaving(NOW, WITHIN);
+    assert_eq!(backend.reports(), [(SCHEDULER, Addressed::Control(BackendToControl::Leaving { within: WITHIN }))]);
     assert!(!backend.0.has_left());
     backend.tell(SCHEDULER, &SchedulerToBackend::Dismissed);
     assert!(!backend.0.has_left(), "a batch executes");

@@ -47,6 +47,8 @@ pub(super) struct Load {
     pub(super) name: String,
     /// What is to be loaded instead of what the repository has.
     pub(super) brought: Option<Brought>,
+    /// On all GPUs where the configuration places it on none.
+    pub(super) is_placed: bool,
     /// When it was asked for.
     pub(super) asked_at: Timestamp,
     /// Whom to wake when it has ended.
@@ -149,10 +151,10 @@ fn run(with: With<'_>, jobs: &Receiver<Job>, results: &Sender<Done>) {
 
 impl With<'_> {
     fn run_load(self, job: Load, jobs: &Receiver<Job>) -> (Done, Waker) {
-        let Load { session, load, name, brought, asked_at, waker } = job;
+        let Load { session, load, name, brought, is_placed, asked_at, waker } = job;
         let behind = || jobs.len();
         let trials = self.means.trials().of_load(asked_at, &behind);
-        let result = catch_unwind(AssertUnwindSafe(|| self.load_named(&name, brought.as_ref(), trials)));
+        let result = catch_unwind(AssertUnwindSafe(|| self.load_named((&name, is_placed), brought.as_ref(), trials)));
         let result = result.unwrap_or_else(|_| Err(format!("loading {name} panicked; see the backend's log")));
         (Done::Loaded { session, load, result }, waker)
     }
@@ -164,7 +166,7 @@ impl With<'_> {
 
     fn load_named(
         self,
-        name: &str,
+        (name, is_placed): (&str, bool),
         brought: Option<&Brought>,
         mut trials: Trials<'_>,
     ) -> Result<Option<Vec<Loaded>>, String> {
@@ -179,7 +181,9 @@ impl With<'_> {
                 return Ok(None);
             }
             let origin = Origin { root: source.root(), config: written };
-            let placed = versions.into_iter().filter_map(|model| config.place_one(model).transpose());
+            let placed = versions.into_iter().filter_map(|model| {
+                if is_placed { Some(config.place_guest(model)) } else { config.place_one(model).transpose() }
+            });
             // As Triton says it.
             let failed = |version: &str, error: BackendError| {
                 ExecutorError(format!("load failed for model '{name}': version {version}: {error}"))

@@ -48,7 +48,7 @@ pub(crate) fn load(
     trials: &mut Trials<'_>,
 ) -> Result<Loaded, BackendError> {
     let Means { clock, programs, devices, .. } = means;
-    let Placed { model, gpu_indexes, mut weights, is_pinned } = placed;
+    let Placed { model, gpu_indexes, mut weights, is_pinned, is_guest } = placed;
     let started_at = clock.now();
     trials.begin(&gpu_indexes);
     let executor = load_executor(&model, &gpu_indexes, (config, programs, devices), trials)?;
@@ -89,7 +89,7 @@ pub(crate) fn load(
     let (least, largest) = (profile.latency(1), profile.latency(profile.max_batch()));
     let (name, gpus, waited) = (&model.name, &gpu_indexes, trials.waited());
     tracing::info!(model = name, l_1 = %least, l_max = %largest, profile = source, ?gpus, %waited, "loaded");
-    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned })
+    Ok(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned, is_guest })
 }
 
 /// With what runs it, where its configuration and this backend's leave that open.

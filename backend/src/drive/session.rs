@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     config::{Config, Lanes},
-    core::{self, Core, CoreConfig, LAST_WORDS_SPAN, Output},
+    core::{self, Core, CoreConfig, Kept, LAST_WORDS_SPAN, Output},
     error::BackendError,
     executor::{Executor, Loaded, gpus::Devices},
     staging::{BUFFERS, ModelShape, Staging},
@@ -43,8 +43,8 @@ pub(super) struct Ended {
     pub(super) reason: String,
     /// Whether there had been a primary.
     pub(super) joined: bool,
-    /// An operator has drained us.
-    pub(super) is_drained: bool,
+    /// What the next one goes on with.
+    pub(super) kept: Kept,
     /// What is hosted now.
     pub(super) models: Vec<Arc<Loaded>>,
 }
@@ -129,7 +129,9 @@ impl<'a> Session<'a> {
         let token = rand::random();
         let (memory_pages, host_pages) = (config.memory_pages()?, config.host_pages()?);
         let (name, schedulers) = (config.network.member_name(), schedulers.to_vec());
-        let core_config = CoreConfig { name, schedulers, token, staging, lkey, landings, memory_pages, host_pages };
+        let is_auto = config.placement.is_auto();
+        let core_config =
+            CoreConfig { name, schedulers, token, staging, lkey, landings, memory_pages, host_pages, is_auto };
         let mut core = Core::new(core_config, models);
         core.handle_not_loaded(not_loaded);
         let waker = endpoint.waker();
@@ -139,8 +141,8 @@ impl<'a> Session<'a> {
     }
 
     /// As the session before left it.
-    pub(super) fn set_drained(&mut self, is_drained: bool) {
-        self.core.handle_drained(is_drained);
+    pub(super) fn set_kept(&mut self, kept: Kept) {
+        self.core.handle_kept(kept);
     }
 
     /// Serves until there is no scheduler to obey, or `stop` is set and all plans are finished, or take too long.
@@ -163,7 +165,7 @@ impl<'a> Session<'a> {
                 tracing::info!("about to end: plans under way are finished");
                 vitals.set_ending();
                 leaves_by = Some(now + self.drain_timeout);
-                self.core.handle_leaving(now);
+                self.core.handle_leaving(now, self.drain_timeout);
                 // What is said of it leaves at once.
                 due = now;
                 continue;
@@ -184,8 +186,8 @@ impl<'a> Session<'a> {
         self.threads.gpus.end_session(self.number);
         self.threads.turns.close();
         let reason = self.core.ended().unwrap_or("asked to stop").to_owned();
-        let (joined, is_drained) = (self.core.has_joined(), self.core.is_drained());
-        Ended { joined, is_drained, reason, models: self.core.into_models() }
+        let (joined, kept) = (self.core.has_joined(), self.core.kept());
+        Ended { joined, kept, reason, models: self.core.into_models() }
     }
 
     /// Tells whoever looks after the process how it is, if that is another than was told last.
@@ -314,7 +316,7 @@ impl<'a> Session<'a> {
             Output::ReleaseWeights { executor } => executor.release(),
             Output::Try { has_turn } => self.threads.turns.give(has_turn),
             Output::Measure { model, loaded } => self.measure(model, loaded),
-            Output::Load { load, name, brought } => self.load(load, name, brought),
+            Output::Load { load, name, brought, is_placed } => self.load(load, name, brought, is_placed),
         }
     }
 
@@ -341,9 +343,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn load(&mut self, load: LoadId, name: String, brought: Option<Brought>) {
+    fn load(&mut self, load: LoadId, name: String, brought: Option<Brought>, is_placed: bool) {
         let (asked_at, waker) = (self.clock.now(), self.waker.clone());
-        let job = Load { session: self.number, load, name, brought, asked_at, waker };
+        let job = Load { session: self.number, load, name, brought, is_placed, asked_at, waker };
         if !self.threads.loader.post(loader::Job::Load(job)) {
             let reason = "too many models wait to be loaded here; try again".to_owned();
             self.core.handle_loaded(self.clock.now(), load, Err(reason));

@@ -43,6 +43,8 @@ pub struct Loaded {
     pub weights: Weights,
     /// Whether it is there all the time.
     pub is_pinned: bool,
+    /// Whether the configuration has no place for it, and a scheduler wanted it here all the same.
+    pub is_guest: bool,
 }
 
 impl Loaded {
@@ -83,6 +85,7 @@ impl Loaded {
             weights: self.weights,
             cost: self.cost,
             queue_max: self.model.queue.requests_max(self.model.priorities.levels),
+            is_guest: self.is_guest,
         }
     }
 }

@@ -140,7 +140,7 @@ fn loaded(number: usize) -> Arc<Loaded> {
     let executor = Arc::new(Emulated::new(&model, profile.clone()));
     let (shape, gpu_indexes) = (ModelShape::from(&model), (0..GPUS).collect());
     let (cost, weights, basis, is_pinned) = (None, Weights::default(), Basis::Sizes, false);
-    Arc::new(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned })
+    Arc::new(Loaded { model, shape, gpu_indexes, executor, profile, cost, basis, weights, is_pinned, is_guest: false })
 }
 
 impl World {
@@ -163,6 +163,7 @@ impl World {
             first_id: 0,
             gpu_prices: BTreeMap::new(),
             advice: AdviceConfig::default(),
+            placement: None,
         };
         let models: Vec<_> = (0..MODELS).map(loaded).collect();
         let staging = Staging::new(GPUS as usize, &[models[0].shape], 0);
@@ -175,6 +176,7 @@ impl World {
             landings: Default::default(),
             memory_pages: None,
             host_pages: None,
+            is_auto: false,
         };
         let arena_bytes = ARENA_BYTES as u64;
         let frontend = FrontendConfig {

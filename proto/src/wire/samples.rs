@@ -230,9 +230,9 @@ structs! { struct_lines:
     ModelThreads { addresses, pass }
     FrontendHello { name, link_address, known_as, standing }
     FrontendWelcome { frontend, model_threads, claim }
-    BackendHello { name, gpus, memory_pages, models, more, known_as, standing }
+    BackendHello { name, gpus, memory_pages, models, more, known_as, standing, is_auto }
     BackendWelcome { backend, models, model_threads, claim }
-    ModelOffer { name, version, profile, input_bytes, gpu_indexes, weights, cost, queue_max }
+    ModelOffer { name, version, profile, input_bytes, gpu_indexes, weights, cost, queue_max, is_guest }
     Undelivered { task, link }
     ResidentModel { model, is_pinned }
     SchedulerLoad { queued, batches, gpus, members, obeying, settled, cold, weights, predictions }
@@ -248,7 +248,7 @@ structs! { struct_lines:
     LearnedClass { tasks, lost_part }
     HandedOver { epoch, took }
     DrainRequest { kind, name, is_drained, is_forced }
-    DrainAnswer { id, only_there }
+    DrainAnswer { id, only_there, is_moving }
     LinkHello { backend, frontend, link, epoch, pass }
     LinkWelcome { arena_address, arena_bytes, arena_rkey, guards_offset, guards_rkey }
 }
@@ -286,7 +286,7 @@ enums! { enum_lines:
         Linked { frontend, link }
         Unlinked { frontend }
         Usable { gpu_index, is_usable }
-        Leaving {}
+        Leaving { within }
         Loaded { load, outcome }
         NotLoaded { name, version, reason }
         Offers { models }
@@ -302,6 +302,7 @@ enums! { enum_lines:
         ClockRequest { sent_at }
         Measured { model, profile, cost }
         Drained { is_drained }
+        Assigned { sub_cluster }
     }
     BackendToModelThread {
         WeightsLoaded { gpu, model, outcome }
@@ -337,7 +338,7 @@ enums! { enum_lines:
         Clock { 0 }
         FrontendJoined { frontend, link_address, pass }
         Offered { models }
-        Load { load, name, brought }
+        Load { load, name, brought, is_placed }
         Host { load, version, model }
         Discard { load }
         Unload { model }
@@ -350,6 +351,7 @@ enums! { enum_lines:
         AskPrimary {}
         Plan { 0 }
         Drain { is_drained }
+        Assign { sub_cluster }
     }
     SchedulerToScheduler {
         ClockRequest { sent_at }

@@ -61,6 +61,16 @@ impl World {
     fn new(seed: u64, threads: u16) -> Self {
         let addresses =
             if threads == 1 { vec![] } else { (0..threads).map(|n| format!("127.0.0.1:{}", n + 1)).collect() };
+        // Often enough for some hundred messages to see several.
+        let placement = PlacementConfig {
+            sub_clusters: 2,
+            epoch: Span::from_millis(20),
+            moves_max: 2,
+            rate_max_rps: None,
+            memory_max_bytes: None,
+            memory_weight: 1.0,
+            pins: BTreeMap::new(),
+        };
         let config = ClusterConfig {
             policy: Policy::default(),
             budget: NetworkBudget {
@@ -79,6 +89,7 @@ impl World {
             first_id: 0,
             gpu_prices: BTreeMap::new(),
             advice: AdviceConfig::default(),
+            placement: Some(placement),
         };
         let mut world = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
@@ -109,6 +120,7 @@ impl World {
             weights: Weights::default(),
             cost: Some(BatchCost { fixed: Span(1), per_task_ppm: 500_000 }),
             queue_max: vec![0, 3],
+            is_guest: false,
         };
         let hello = BackendHello::new(1, vec![offer]);
         let joined = world.cluster.handle_backend_joined(world.now, hello).unwrap();
@@ -206,7 +218,17 @@ impl World {
             let (version, gpu_indexes) = ("1".into(), vec![0]);
             let weights = Weights::new(self.rng.random_range(0..3), Span::from_millis(1));
             let queue_max = vec![self.rng.random_range(0..3)];
-            return ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, cost: None, queue_max };
+            return ModelOffer {
+                name,
+                version,
+                profile,
+                input_bytes: 8,
+                gpu_indexes,
+                weights,
+                cost: None,
+                queue_max,
+                is_guest: false,
+            };
         }
         let mut table: Vec<Span> = (0..[0, 1, 4, 256, 257][self.rng.random_range(0..5)]).map(|_| self.span()).collect();
         if self.rng.random() {
@@ -232,6 +254,7 @@ impl World {
             weights,
             cost: None,
             queue_max,
+            is_guest: self.rng.random(),
         }
     }
 
@@ -254,7 +277,8 @@ impl World {
                 _ => None,
             };
             let more = [0, 0, 0, 1, 3, u32::MAX][self.rng.random_range(0..6)];
-            let hello = BackendHello { memory_pages, more, ..BackendHello::new(gpus, models) };
+            let is_auto = self.rng.random();
+            let hello = BackendHello { memory_pages, more, is_auto, ..BackendHello::new(gpus, models) };
             if let Ok(welcome) = self.cluster.handle_backend_joined(self.now, hello) {
                 self.connect(Member::Backend(welcome.backend), welcome.model_threads.pass);
                 self.backends.push(welcome.backend);
@@ -414,6 +438,10 @@ impl World {
             4 => BackendToControl::Unloaded { model: self.model() }.into(),
             5 if self.rng.random() => BackendToModelThread::Cancelled { plan, task: self.task(frontend) }.into(),
             5 if self.rng.random() => BackendToModelThread::InputLate { plan, task: self.task(frontend) }.into(),
+            6 if self.rng.random_range(0..10) == 0 => BackendToControl::Leaving { within: self.span() }.into(),
+            6 if self.rng.random_range(0..10) == 0 => {
+                BackendToControl::Assigned { sub_cluster: self.number(2) as u16 }.into()
+            }
             6 => BackendToControl::ClockRequest { sent_at: self.instant() }.into(),
             7 | 8 => BackendToModelThread::Answered { plan, undelivered: undelivered(self) }.into(),
             _ => {

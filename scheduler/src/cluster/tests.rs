@@ -18,10 +18,12 @@ mod claims;
 mod departures;
 mod draining;
 mod dynamic;
+mod evacuations;
 mod given_back;
 mod handovers;
 mod networks;
 mod patience;
+mod placements;
 mod takeovers;
 mod weights;
 
@@ -47,6 +49,7 @@ fn config() -> ClusterConfig {
         first_id: 0,
         gpu_prices: BTreeMap::new(),
         advice: AdviceConfig::default(),
+        placement: None,
     }
 }
 
@@ -66,7 +69,17 @@ fn model_offer(gpus: u32, name: &str, version: u32) -> ModelOffer {
     let profile = LatencyProfile::linear(1.0, 5.0, 16).unwrap();
     let gpu_indexes = (0..gpus).collect();
     let (name, version, weights) = (name.into(), version.to_string(), Weights::default());
-    ModelOffer { name, version, profile, input_bytes: 10_000, gpu_indexes, weights, cost: None, queue_max: Vec::new() }
+    ModelOffer {
+        name,
+        version,
+        profile,
+        input_bytes: 10_000,
+        gpu_indexes,
+        weights,
+        cost: None,
+        queue_max: Vec::new(),
+        is_guest: false,
+    }
 }
 
 fn submit(frontend: FrontendId, sequence: u64, deadline: Timestamp) -> FrontendToModelThread {
@@ -606,7 +619,7 @@ fn members_that_come_later_are_told_of_files_that_clients_have_brought() {
     let brought = Brought { config: "{}".to_owned(), files: Some(FilesDigest([7; 32])) };
     let load = |cluster: &mut Cluster| -> BTreeMap<BackendId, LoadId> {
         let outputs = drain(cluster).into_iter().filter_map(|output| match output {
-            ClusterOutput::ToBackend(_, backend, SchedulerToBackend::Load { load, name, brought: Some(with) }) => {
+            ClusterOutput::ToBackend(_, backend, SchedulerToBackend::Load { load, name, brought: Some(with), .. }) => {
                 assert_eq!((&name[..], &with), ("n", &brought));
                 Some((backend, load))
             }

@@ -5,6 +5,9 @@
 //! all discard it and nothing has changed. An unload takes effect at once; its answer waits until backends have
 //! finished what they were given. Whoever asks for a change that is under way shares its answer; whoever asks for the
 //! opposite waits until it has ended.
+//!
+//! A copy is a load that nobody asked for, at one backend, of a model that others host: to have it where it is wanted
+//! before they let it go. It is no change to clients, and gives way to whatever they ask for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,6 +20,8 @@ use proto::{
 
 /// Models that may change at once.
 const CHANGES_MAX: usize = 64;
+/// Copies among them, at most: clients find room.
+pub(super) const COPIES_MAX: usize = 16;
 /// Clients that may wait for one change, and that may wait until it has ended.
 const WAITERS_MAX: usize = 256;
 /// Of those that wait until a change has ended, how many may bring something along.
@@ -44,6 +49,8 @@ pub(super) struct Changes {
     under_way: BTreeMap<String, Change>,
     /// Models that clients have changed, by name; at most [`KNOWN_MAX`].
     known: BTreeMap<String, Known>,
+    /// Copies that have given way.
+    given_up: VecDeque<Ended>,
     next_load: u64,
 }
 
@@ -87,6 +94,13 @@ enum Work {
         ready: BTreeMap<BackendId, Vec<ModelOffer>>,
         failure: Option<String>,
     },
+    Copy {
+        load: LoadId,
+        to: BackendId,
+        ready: Vec<ModelOffer>,
+        /// Whether all versions have come, or why they will not.
+        ended: Option<Result<(), String>>,
+    },
     Unload {
         awaited: BTreeSet<(BackendId, ModelId)>,
     },
@@ -124,6 +138,10 @@ pub(super) enum Outcome {
     LoadFailed(LoadId, BTreeSet<BackendId>, String),
     /// It is gone, or, if there is a reason, perhaps not everywhere yet.
     Unloaded(Option<String>),
+    /// This backend is to host what it has loaded.
+    Copied(LoadId, BackendId, Vec<ModelOffer>),
+    /// This backend is to discard what it has loaded, or is still at.
+    NotCopied(LoadId, BackendId, String),
 }
 
 impl Changes {
@@ -135,6 +153,7 @@ impl Changes {
         (wish, name): (Wish, &str),
         backends: impl Iterator<Item = BackendId>,
     ) -> Asked {
+        self.give_up_copy(name);
         if let Some(change) = self.under_way.get_mut(name) {
             return waiter.map_or(Asked::Joined, |waiter| change.join(waiter, wish));
         }
@@ -172,6 +191,48 @@ impl Changes {
         asked
     }
 
+    /// A backend is to load a copy of a model. Yields what that is served with, if it is not what the repository has.
+    /// `None` if the model is being changed, clients have unloaded it, or there are too many copies or changes.
+    pub(super) fn begin_copy(
+        &mut self,
+        now: Timestamp,
+        name: &str,
+        to: BackendId,
+    ) -> Option<(LoadId, Option<Brought>)> {
+        let is_full = self.under_way.len() >= CHANGES_MAX || self.copies().count() >= COPIES_MAX;
+        if is_full || self.under_way.contains_key(name) || self.is_unloaded(name) {
+            return None;
+        }
+        let load = LoadId(self.next_load);
+        self.next_load += 1;
+        let work = Work::Copy { load, to, ready: Vec::new(), ended: None };
+        let change = Change { waiters: Vec::new(), give_up_at: now + LOAD_WAIT, work, next: VecDeque::new() };
+        self.under_way.insert(name.to_owned(), change);
+        Some((load, self.brought(name).cloned()))
+    }
+
+    /// Copies that are under way, and where they are made.
+    pub(super) fn copies(&self) -> impl Iterator<Item = (&str, BackendId)> {
+        self.under_way.iter().filter_map(|(name, change)| match change.work {
+            Work::Copy { to, .. } => Some((name.as_str(), to)),
+            _ => None,
+        })
+    }
+
+    /// Whether a model is being changed, or copied.
+    pub(super) fn is_changing(&self, name: &str) -> bool {
+        self.under_way.contains_key(name)
+    }
+
+    /// A copy is not wanted any more, if there is one.
+    pub(super) fn give_up_copy(&mut self, name: &str) {
+        let Some(Work::Copy { load, to, .. }) = self.under_way.get(name).map(|change| &change.work) else { return };
+        let outcome = Outcome::NotCopied(*load, *to, "another change of it has begun".to_owned());
+        self.under_way.remove(name);
+        let (waiters, next) = (Vec::new(), VecDeque::new());
+        self.given_up.push_back(Ended { name: name.to_owned(), waiters, outcome, next });
+    }
+
     /// A model is to be unloaded that no backend hosts. It may be an ensemble, which frontends are told of; if it is
     /// nothing, nothing comes of it.
     ///
@@ -198,6 +259,13 @@ impl Changes {
     /// discarded.
     pub(super) fn handle_loaded(&mut self, backend: BackendId, id: LoadId, outcome: LoadOutcome) -> bool {
         for change in self.under_way.values_mut() {
+            if let Work::Copy { load, to, ready, ended: ended @ None } = &mut change.work {
+                if (*load, *to) == (id, backend) {
+                    *ended = take_copied(ready, outcome);
+                    return true;
+                }
+                continue;
+            }
             let Work::Load { load, awaited, ready, failure, .. } = &mut change.work else { continue };
             if *load != id || !awaited.contains(&backend) {
                 continue;
@@ -232,7 +300,8 @@ impl Changes {
 
     /// The model that is being loaded.
     pub(super) fn name_of(&self, id: LoadId) -> Option<&str> {
-        let is_it = |change: &Change| matches!(change.work, Work::Load { load, .. } if load == id);
+        let is_it =
+            |change: &Change| matches!(change.work, Work::Load { load, .. } | Work::Copy { load, .. } if load == id);
         self.under_way.iter().find(|(_, change)| is_it(change)).map(|(name, _)| name.as_str())
     }
 
@@ -253,6 +322,8 @@ impl Changes {
                     awaited.remove(&backend);
                     ready.remove(&backend);
                 }
+                Work::Copy { to, ended, .. } if *to == backend => *ended = Some(Err("it has left".to_owned())),
+                Work::Copy { .. } => {}
                 Work::Unload { awaited } => awaited.retain(|(other, _)| *other != backend),
             }
         }
@@ -268,10 +339,13 @@ impl Changes {
 
     /// The next change that has ended.
     pub(super) fn poll_ended(&mut self, now: Timestamp) -> Option<Ended> {
+        if let Some(given_up) = self.given_up.pop_front() {
+            return Some(given_up);
+        }
         let name = self.under_way.iter().find(|(_, change)| change.is_over(now))?.0.clone();
         let Change { waiters, work, next, give_up_at } = self.under_way.remove(&name).expect("just found");
         if give_up_at <= now {
-            let wait = if matches!(work, Work::Load { .. }) { Wait::Load } else { Wait::Unload };
+            let wait = if matches!(work, Work::Unload { .. }) { Wait::Unload } else { Wait::Load };
             wait.note_reached();
         }
         let outcome = match work {
@@ -284,6 +358,11 @@ impl Changes {
                     *known = Known { loads, is_unloaded: false, brought, had_files, is_unhosted: false };
                     Outcome::Loaded(load, ready)
                 }
+            },
+            Work::Copy { load, to, ready, ended } => match ended {
+                Some(Ok(())) => Outcome::Copied(load, to, ready),
+                Some(Err(reason)) => Outcome::NotCopied(load, to, reason),
+                None => Outcome::NotCopied(load, to, format!("it took more than {LOAD_WAIT}")),
             },
             Work::Unload { awaited } => Outcome::Unloaded(awaited.first().map(|(backend, _)| {
                 format!("no request reaches it any more, but backend {} has not finished its batches", backend.0)
@@ -329,18 +408,20 @@ impl Changes {
     /// A model's state, and how often it has been loaded.
     pub(super) fn state(&self, name: &str) -> (ModelState, u32) {
         let (is_unloaded, loads) = self.known.get(name).map_or((false, 0), |known| (known.is_unloaded, known.loads));
-        let state = match self.under_way.get(name).map(|change| &change.work) {
+        let changes = self.under_way.get(name).map(|change| &change.work);
+        let state = match changes {
+            Some(Work::Copy { .. }) | None if is_unloaded => ModelState::Unloaded,
             Some(Work::Load { .. }) => ModelState::Loading,
             Some(Work::Unload { .. }) => ModelState::Unloading,
-            None if is_unloaded => ModelState::Unloaded,
-            None => ModelState::Serving,
+            Some(Work::Copy { .. }) | None => ModelState::Serving,
         };
         (state, loads)
     }
 
     /// The models whose state a new frontend has to be told.
     pub(super) fn names(&self) -> BTreeSet<&str> {
-        self.known.keys().chain(self.under_way.keys()).map(String::as_str).collect()
+        let changes = self.under_way.iter().filter(|(_, change)| !matches!(change.work, Work::Copy { .. }));
+        self.known.keys().chain(changes.map(|(name, _)| name)).map(String::as_str).collect()
     }
 }
 
@@ -351,6 +432,7 @@ impl Change {
                 wish.to == ModelChange::Load && (wish.brought.is_none() || wish.brought == *brought)
             }
             Work::Unload { .. } => wish.to == ModelChange::Unload,
+            Work::Copy { .. } => unreachable!("copies give way"),
         };
         // Behind those who wait for its end: what they ask for comes first.
         let is_same = is_doing && self.next.is_empty();
@@ -372,9 +454,26 @@ impl Change {
     fn is_over(&self, now: Timestamp) -> bool {
         let done = match &self.work {
             Work::Load { awaited, failure, .. } => awaited.is_empty() || failure.is_some(),
+            Work::Copy { ended, .. } => ended.is_some(),
             Work::Unload { awaited } => awaited.is_empty(),
         };
         done || self.give_up_at <= now
+    }
+}
+
+/// One version of a copy, or its failure, has come. Yields how the copy ended, if it has.
+fn take_copied(ready: &mut Vec<ModelOffer>, outcome: LoadOutcome) -> Option<Result<(), String>> {
+    match outcome {
+        LoadOutcome::Ready { .. } if ready.len() >= VERSIONS_MAX => {
+            Some(Err(format!("it has loaded more than {VERSIONS_MAX} versions")))
+        }
+        LoadOutcome::Ready { offer, is_last } => {
+            ready.push(offer);
+            is_last.then_some(Ok(()))
+        }
+        LoadOutcome::NotPlaced => Some(Err("its configuration excludes it".to_owned())),
+        LoadOutcome::Ensemble => Some(Err("it is an ensemble there".to_owned())),
+        LoadOutcome::Failed(reason) => Some(Err(short(&reason).to_owned())),
     }
 }
 
@@ -422,7 +521,17 @@ mod tests {
         let profile = LatencyProfile::linear(1.0, 1.0, 4).unwrap();
         let (name, version, weights) = ("m".into(), "1".into(), Weights::default());
         let (gpu_indexes, queue_max) = (vec![0], Vec::new());
-        ModelOffer { name, version, profile, input_bytes: 8, gpu_indexes, weights, cost: None, queue_max }
+        ModelOffer {
+            name,
+            version,
+            profile,
+            input_bytes: 8,
+            gpu_indexes,
+            weights,
+            cost: None,
+            queue_max,
+            is_guest: false,
+        }
     }
 
     fn ready(is_last: bool) -> LoadOutcome {

@@ -1,6 +1,6 @@
 //! Draining, as operators ask for it. A drained backend stays linked and is sent no plans, so that its process can be
 //! ended, or its GPUs be looked at, without a request being lost; a drained frontend says that it is not ready. Members
-//! keep it, and tell every scheduler.
+//! keep it, and tell every scheduler. A backend that alone hosts models is drained once others do.
 
 use proto::{
     BackendId, FrontendId, Timestamp,
@@ -37,11 +37,15 @@ impl Control {
             Member::Frontend(frontend) => {
                 self.outputs.push_back(ControlOutput::ToFrontend(frontend, SchedulerToFrontend::Drain { is_drained }));
                 let FrontendId(id) = frontend;
-                DrainAnswer { id, only_there: 0 }
+                DrainAnswer { id, only_there: 0, is_moving: false }
             }
             Member::Backend(backend) => {
                 let only_there = if is_drained { self.members.only_at(backend) } else { Vec::new() };
+                let (BackendId(id), count) = (backend, only_there.len() as u32);
                 if !only_there.is_empty() && !is_forced {
+                    if self.drain_later(now, backend) {
+                        return Ok(DrainAnswer { id, only_there: count, is_moving: true });
+                    }
                     let models = only_there.iter().take(MODELS_NAMED);
                     let names: Vec<&str> = models.map(|model| &*self.members.models[model.0 as usize].name).collect();
                     let (count, more) = (only_there.len(), if only_there.len() > MODELS_NAMED { ", .." } else { "" });
@@ -51,9 +55,9 @@ impl Control {
                         names.join(", ")
                     ));
                 }
+                self.give_up_drain(backend);
                 self.outputs.push_back(ControlOutput::ToBackend(backend, SchedulerToBackend::Drain { is_drained }));
-                let BackendId(id) = backend;
-                DrainAnswer { id, only_there: only_there.len() as u32 }
+                DrainAnswer { id, only_there: count, is_moving: false }
             }
         };
         tracing::info!(?member, name, is_drained, "an operator has drained a member, or resumed it");

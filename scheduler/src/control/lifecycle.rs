@@ -63,7 +63,12 @@ impl Control {
         match self.changes.handle_asked(now, waiter, (wish, name), self.members.obeying()) {
             Asked::Load(load, brought) => {
                 for backend in self.members.obeying() {
-                    let message = SchedulerToBackend::Load { load, name: name.to_owned(), brought: brought.clone() };
+                    let message = SchedulerToBackend::Load {
+                        load,
+                        name: name.to_owned(),
+                        brought: brought.clone(),
+                        is_placed: false,
+                    };
                     self.outputs.push_back(ControlOutput::ToBackend(backend, message));
                 }
             }
@@ -104,6 +109,7 @@ impl Control {
 
     pub(super) fn on_change_ended(&mut self, now: Timestamp, ended: Ended) {
         let Ended { name, waiters, outcome, next } = ended;
+        self.on_whereabouts_changed();
         let refused = match outcome {
             Outcome::Loaded(load, offers) => {
                 self.forget_failures_of(&name);
@@ -119,6 +125,8 @@ impl Control {
                 self.on_not_loaded(BackendId::NOBODY, (&name, ""), reason.clone());
                 Some(reason)
             }
+            Outcome::Copied(load, to, offers) => return self.on_copied(now, &name, (load, to), &offers),
+            Outcome::NotCopied(load, to, reason) => return self.on_not_copied(&name, (load, to), &reason),
             Outcome::Unloaded(reason) => {
                 self.forget_failures_of(&name);
                 reason
@@ -150,12 +158,8 @@ impl Control {
     /// Versions that newer ones have replaced go, now that no frontend submits to them any more.
     pub(super) fn retire(&mut self, now: Timestamp) {
         let due = self.retiring.extract_if(.., |_, at| *at <= now).map(|(version, _)| version);
-        let mut gone: BTreeSet<(BackendId, ModelId)> = due.collect();
-        gone.retain(|&(backend, model)| self.members.let_go(backend, model));
-        if !gone.is_empty() {
-            self.refresh(now);
-            self.unload(&gone);
-        }
+        let gone: BTreeSet<(BackendId, ModelId)> = due.collect();
+        self.let_go(now, gone);
     }
 
     /// No plan comes after that: the GPUs have left the planners.

@@ -122,11 +122,13 @@ struct Offer {
     cost: Option<BatchCost>,
     /// Whether it was measured since it was offered.
     is_measured: bool,
+    /// Whether its backend would not host it of its own accord.
+    is_guest: bool,
 }
 
 impl Offer {
-    fn new(profile: Arc<LatencyProfile>, cost: Option<BatchCost>) -> Self {
-        Self { profile, cost, is_measured: false }
+    fn new(profile: Arc<LatencyProfile>, ModelOffer { cost, is_guest, .. }: &ModelOffer) -> Self {
+        Self { profile, cost: *cost, is_measured: false, is_guest: *is_guest }
     }
 }
 
@@ -146,6 +148,12 @@ pub(super) struct Backend {
     pub(super) on_disk: BTreeSet<ModelId>,
     /// It wants no more plans.
     leaves: bool,
+    /// It is used until others host what it does, though it leaves or is about to be drained.
+    evacuates: bool,
+    /// What it hosts is ours to choose.
+    pub(super) is_auto: bool,
+    /// The sub-cluster that it is in, as it says.
+    pub(super) sub_cluster: Option<u16>,
     token: u64,
     /// It takes our plans, and no other scheduler's.
     pub(super) obeys: bool,
@@ -388,10 +396,24 @@ impl Members {
         let gpus = gpus.collect();
         let joining = Joining::new(now, threads, hello.more as usize);
         let (linked, offered, in_vain) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let (token, leaves, obeys, owes) = (known.token, false, false, false);
+        let (token, is_auto) = (known.token, hello.is_auto);
         let (tally, on_disk) = (WeightsTally::default(), BTreeSet::new());
-        let entry =
-            Backend { gpus, offers: offered, in_vain, linked, joining, tally, on_disk, leaves, token, obeys, owes };
+        let entry = Backend {
+            gpus,
+            offers: offered,
+            in_vain,
+            linked,
+            joining,
+            tally,
+            on_disk,
+            leaves: false,
+            evacuates: false,
+            is_auto,
+            sub_cluster: None,
+            token,
+            obeys: false,
+            owes: false,
+        };
         self.backends.insert(backend, entry);
         Ok(self.take_offers(backend, offers, unwanted))
     }
@@ -442,7 +464,7 @@ impl Members {
                 entry.in_vain.insert(model);
                 continue;
             }
-            entry.offers.insert(model, Offer::new(profile, offer.cost));
+            entry.offers.insert(model, Offer::new(profile, &offer));
             for &index in &offer.gpu_indexes {
                 self.gpus.get_mut(&entry.gpus[index as usize]).expect("GPUs leave with their backend").insert(model);
             }
@@ -515,61 +537,6 @@ impl Members {
         std::mem::take(&mut entry.in_vain)
     }
 
-    /// GPUs that planners could use if it were known what is in their memory; from now on it is asked about.
-    pub(super) fn gpus_to_ask(&mut self) -> Vec<GpuId> {
-        let mut asked = Vec::new();
-        for (&id, gpu) in &mut self.gpus {
-            let obeys = self.backends.get(&gpu.backend).is_some_and(|entry| entry.obeys);
-            let is_used = gpu.is_usable && obeys && self.reach.backends.contains(&gpu.backend);
-            if let Some(memory) = gpu.memory.as_mut().filter(|memory| memory.resident == Resident::Unknown)
-                && is_used
-            {
-                memory.resident = Resident::Asked(Vec::new());
-                asked.push(id);
-            }
-        }
-        asked
-    }
-
-    /// A backend that begins to obey knows none of its GPUs' names any more.
-    pub(super) fn forget_resident(&mut self, backend: BackendId) {
-        for gpu in self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus) {
-            let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
-            let is_planned = gpu.planned.is_some();
-            if let Some(memory) = &mut gpu.memory {
-                *memory = Memory { is_disputed: is_planned, ..Memory::new(memory.pages) };
-            }
-        }
-        if let Some(entry) = self.backends.get_mut(&backend) {
-            entry.on_disk.clear();
-        }
-    }
-
-    /// Notes which of the models that a backend hosts are in its host memory. Yields its GPUs that planners know.
-    pub(super) fn set_host_memory(&mut self, backend: BackendId, models: &[ModelId], is_there: bool) -> Vec<GpuId> {
-        let Some(entry) = self.backends.get_mut(&backend) else { return Vec::new() };
-        for model in models {
-            if is_there {
-                entry.on_disk.remove(model);
-            } else if entry.offers.contains_key(model) {
-                entry.on_disk.insert(*model);
-            }
-        }
-        entry.gpus.iter().copied().filter(|gpu| self.gpus[gpu].planned.is_some()).collect()
-    }
-
-    /// Notes what a backend says has become of weights.
-    pub(super) fn set_tally(&mut self, backend: BackendId, tally: WeightsTally) {
-        if let Some(entry) = self.backends.get_mut(&backend) {
-            entry.tally = WeightsTally { busy: tally.busy.max(Span::ZERO), ..tally };
-        }
-    }
-
-    /// What has become of weights at all backends.
-    pub(super) fn tally(&self) -> WeightsTally {
-        self.backends.values().fold(self.past, |sum, entry| sum.plus(entry.tally))
-    }
-
     /// Takes a model, whatever its version, from all GPUs. Yields who hosted it and obeys; others are told once they
     /// do.
     pub(super) fn withdraw(&mut self, name: &str) -> BTreeSet<(BackendId, ModelId)> {
@@ -634,7 +601,7 @@ impl Members {
     }
 
     /// The versions of a model that a backend hosts.
-    fn versions_on(&self, backend: BackendId, name: &str) -> impl Iterator<Item = ModelId> {
+    pub(super) fn versions_on(&self, backend: BackendId, name: &str) -> impl Iterator<Item = ModelId> {
         let versions = self.versions.get(name).into_iter().flatten().copied();
         versions.filter(move |model| {
             let gpus = self.backends.get(&backend).into_iter().flat_map(|entry| &entry.gpus);
@@ -666,7 +633,7 @@ impl Members {
         }
         let profile = self.shared(model, &offer.profile);
         let Some(entry) = self.backends.get_mut(&backend) else { return model };
-        entry.offers.insert(model, Offer::new(profile, offer.cost));
+        entry.offers.insert(model, Offer::new(profile, offer));
         for gpu in &entry.gpus {
             let gpu = self.gpus.get_mut(gpu).expect("GPUs leave with their backend");
             if offer.gpu_indexes.contains(&gpu.index) {
@@ -807,8 +774,9 @@ impl Members {
         let counts = |joining: &Joining| joining.grace_until <= now;
         let has_joined = Joining::is_over;
         let is_drained = |id: &BackendId| self.drained.contains(&Member::Backend(*id));
+        let stays = |id: &BackendId, entry: &Backend| entry.evacuates || !(entry.leaves || is_drained(id));
         let backends = self.backends.iter();
-        let backends = backends.filter(|(id, entry)| has_joined(&entry.joining) && !entry.leaves && !is_drained(id));
+        let backends = backends.filter(|(id, entry)| has_joined(&entry.joining) && stays(id, entry));
         let backends = backends.map(|(&id, entry)| (id, counts(&entry.joining) || self.reach.backends.contains(&id)));
         let frontends = self.frontends.iter().filter(|(_, entry)| has_joined(&entry.joining));
         let frontends =
@@ -861,7 +829,6 @@ impl Members {
     }
 
     /// Whether a backend's GPUs are in use.
-    #[cfg(test)]
     pub(super) fn is_used(&self, backend: BackendId) -> bool {
         self.reach.backends.contains(&backend)
     }
@@ -872,8 +839,10 @@ impl Members {
     }
 }
 
+mod copies;
 mod costs;
 mod draining;
 mod shown;
 #[cfg(test)]
 mod tests;
+mod weights;

@@ -1,6 +1,7 @@
 //! Two schedulers, of which one dies, stalls, or takes over.
 
 use super::*;
+use member::ORPHAN_MAX;
 
 const OTHER: ConnectionId = ConnectionId(3);
 /// What the second scheduler calls the model, and what the first does.
@@ -476,7 +477,10 @@ fn a_scheduler_that_claims_or_asks_a_thousand_times_is_answered_once_a_connectio
 #[test]
 fn when_what_is_hosted_changes_standbys_are_joined_anew() {
     let mut backend = Backend::of_two();
-    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "n".into(), brought: None });
+    backend.tell(
+        SCHEDULER,
+        &SchedulerToBackend::Load { load: LoadId(1), name: "n".into(), brought: None, is_placed: false },
+    );
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
     backend.0.handle_loaded(NOW, load, Ok(vec![loaded("n", 4)]));
@@ -515,7 +519,8 @@ fn when_what_is_hosted_changes_standbys_are_joined_anew() {
 #[test]
 fn what_changes_twice_before_anybody_is_connected_to_is_told_once() {
     let mut backend = Backend::of_two();
-    let load = |load| SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None };
+    let load =
+        |load| SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None, is_placed: false };
     backend.tell(SCHEDULER, &load(1));
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
@@ -567,7 +572,10 @@ fn a_plan_of_a_model_that_goes_is_told_under_a_name_that_nobody_knows() {
 fn what_a_former_primary_wanted_loaded_is_forgotten() {
     let mut backend = Backend::of_two();
     for load in [1, 2] {
-        backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None });
+        backend.tell(
+            SCHEDULER,
+            &SchedulerToBackend::Load { load: LoadId(load), name: "n".into(), brought: None, is_placed: false },
+        );
     }
     let outputs = backend.outputs();
     let [Output::Load { load: first, .. }, Output::Load { load: second, .. }] = outputs[..] else {
@@ -618,22 +626,24 @@ fn frontends_stay_linked_while_they_may_join_the_next_primary() {
 fn the_next_primary_hears_of_unusable_gpus_and_that_we_leave() {
     let mut backend = Backend::of_two();
     lose_gpu(&mut backend);
-    backend.0.handle_leaving(NOW);
+    backend.0.handle_leaving(NOW, WITHIN);
     backend.outputs();
     backend.take_over(OTHER, 2);
     let outputs = backend.outputs();
     let Output::Send { connection: OTHER, frame } = &outputs[1] else { panic!("{outputs:?}") };
     let reports: Vec<_> = read_frame::<BackendToScheduler>(frame).map(Result::unwrap).collect();
     let unusable = Addressed::Control(BackendToControl::Usable { gpu_index: 0, is_usable: false });
-    assert_eq!(reports, [obeys(2), unusable, Addressed::Control(BackendToControl::Leaving)]);
+    assert_eq!(reports, [obeys(2), unusable, Addressed::Control(BackendToControl::Leaving { within: WITHIN })]);
     assert!(!backend.0.has_left());
     backend.tell(OTHER, &SchedulerToBackend::Dismissed);
     assert!(backend.0.has_left());
 
     let mut backend = Backend::of_two();
     backend.lose(SCHEDULER);
-    backend.0.handle_leaving(NOW);
-    assert!(backend.0.has_left(), "an orphan without plans has nobody to wait for");
+    backend.0.handle_leaving(NOW, WITHIN);
+    assert!(!backend.0.has_left(), "another one may take over, and have others host its models");
+    backend.0.handle_timeout(NOW + ORPHAN_MAX);
+    assert!(backend.0.has_left(), "nobody has");
 }
 
 #[test]
@@ -685,12 +695,12 @@ fn a_drain_is_told_to_every_scheduler_and_outlives_them() {
     let mut backend = Backend::of_two();
     let drained = |is_drained| Addressed::Control(BackendToControl::Drained { is_drained });
     backend.tell(OTHER, &SchedulerToBackend::Drain { is_drained: true });
-    assert!(backend.reports().is_empty() && !backend.0.is_drained(), "a standby's word");
+    assert!(backend.reports().is_empty() && !backend.0.kept().is_drained, "a standby's word");
     backend.tell(SCHEDULER, &SchedulerToBackend::Drain { is_drained: true });
     assert_eq!(backend.reports(), [(SCHEDULER, drained(true)), (OTHER, drained(true))]);
     // The next life knows it, and whoever welcomes it then.
     let mut next = Backend::of(1);
-    next.0.handle_drained(backend.0.is_drained());
+    next.0.handle_kept(backend.0.kept());
     let mut next = next.welcomed_by(&[]);
     assert_eq!(next.reports(), [(SCHEDULER, drained(true)), (SCHEDULER, obeys(1))]);
     next.tell(SCHEDULER, &SchedulerToBackend::Drain { is_drained: false });

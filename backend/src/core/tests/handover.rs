@@ -132,7 +132,7 @@ fn what_ends_as_it_is_given_up_is_not_ended_with_what_is_behind_it() {
 #[test]
 fn one_that_leaves_finishes_what_is_behind() {
     let mut backend = behind(9);
-    backend.0.handle_leaving(NOW);
+    backend.0.handle_leaving(NOW, WITHIN);
     backend.tell(SCHEDULER, &SchedulerToBackend::Dismissed);
     for at in [after(2), after(4)] {
         assert!(!backend.0.has_left());

@@ -66,7 +66,9 @@ impl Attack {
         let host_pages = memory_pages.and_then(|_| seed.is_multiple_of(2).then_some(12));
         let landings = BTreeMap::from([(0, 9)]);
         let name = "backend".to_owned();
-        let config = CoreConfig { name, schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages };
+        let is_auto = false;
+        let config =
+            CoreConfig { name, schedulers, token: 6, staging, lkey: 7, landings, memory_pages, host_pages, is_auto };
         let mut attack = Self {
             rng: ChaCha8Rng::seed_from_u64(seed),
             core: Core::new(config, models),
@@ -236,6 +238,7 @@ impl Attack {
                 load: LoadId(self.number(3)),
                 name: "n".repeat(self.rng.random_range(0..3)),
                 brought: None,
+                is_placed: self.rng.random_range(0..2) == 0,
             },
             7 => SchedulerToBackend::Host {
                 load: LoadId(self.number(3)),

@@ -90,7 +90,10 @@ fn what_was_measured_of_one_that_has_been_replaced_does_not_count() {
         Output::Measure { loaded, .. } => Some(loaded.clone()),
         _ => None,
     });
-    backend.tell(SCHEDULER, &SchedulerToBackend::Load { load: LoadId(1), name: "m".into(), brought: None });
+    backend.tell(
+        SCHEDULER,
+        &SchedulerToBackend::Load { load: LoadId(1), name: "m".into(), brought: None, is_placed: false },
+    );
     let outputs = backend.outputs();
     let [Output::Load { load, .. }] = outputs[..] else { panic!("{outputs:?}") };
     backend.0.handle_loaded(NOW, load, Ok(vec![first_only("m")]));

@@ -152,8 +152,8 @@ fn a_backend_that_leaves_is_dismissed_once_nothing_is_planned_there() {
         let (frontend, backend) = (frontend.frontend, backend.backend);
         tell(&mut cluster, now, backend, BackendToControl::Linked { frontend, link: LinkId(1) });
         assert_eq!(is_told_gpus(&drain(&mut cluster)).last(), Some(&1));
-        tell(&mut cluster, now, backend, BackendToControl::Leaving);
-        tell(&mut cluster, now, backend, BackendToControl::Leaving);
+        tell(&mut cluster, now, backend, BackendToControl::Leaving { within: Span::from_millis(25_000) });
+        tell(&mut cluster, now, backend, BackendToControl::Leaving { within: Span::from_millis(25_000) });
         let outputs = drain(&mut cluster);
         assert_eq!(is_told_gpus(&outputs), [0]);
         let is_dismissal =

@@ -66,7 +66,7 @@ fn planned_at(cluster: &mut Cluster, frontend: FrontendId, now: Timestamp, seque
 fn a_drained_backend_is_sent_no_plans_until_it_is_resumed() {
     let (mut cluster, frontend, [a, b]) = two();
     let drained = asked(&mut cluster, Timestamp(0), request("a", true, false));
-    assert_eq!(drained, Ok(DrainAnswer { id: a.0, only_there: 0 }));
+    assert_eq!(drained, Ok(DrainAnswer { id: a.0, only_there: 0, is_moving: false }));
     assert_eq!(told(&mut cluster), (Some(1), vec![(a, true)]));
     let at = |number: i64| Timestamp(number * 1_000 * MS);
     assert_eq!(planned_at(&mut cluster, frontend, at(1), 1), Some(b));
@@ -80,12 +80,12 @@ fn a_drained_backend_is_sent_no_plans_until_it_is_resumed() {
     assert!(refused.starts_with("no other backend that serves hosts 1 of its models (m): "), "{refused}");
     assert_eq!(told(&mut cluster), (None, vec![]));
     let forced = asked(&mut cluster, at(5), request("b", true, true));
-    assert_eq!(forced, Ok(DrainAnswer { id: b.0, only_there: 1 }));
+    assert_eq!(forced, Ok(DrainAnswer { id: b.0, only_there: 1, is_moving: false }));
     assert_eq!(told(&mut cluster), (Some(0), vec![(b, true)]));
     assert_eq!(planned_at(&mut cluster, frontend, at(6), 6), None);
 
     let resumed = asked(&mut cluster, at(7), request("a", false, false));
-    assert_eq!(resumed, Ok(DrainAnswer { id: a.0, only_there: 0 }));
+    assert_eq!(resumed, Ok(DrainAnswer { id: a.0, only_there: 0, is_moving: false }));
     assert_eq!(told(&mut cluster), (Some(1), vec![(a, false)]));
     assert_eq!(planned_at(&mut cluster, frontend, at(8), 8), Some(a));
 }
@@ -108,7 +108,10 @@ fn a_backend_that_joins_anew_says_whether_it_is_drained() {
 fn a_drained_frontend_is_told_and_served() {
     let (mut cluster, frontend, _) = two();
     let request = DrainRequest { kind: MemberKind::Frontend, ..request("frontend", true, false) };
-    assert_eq!(asked(&mut cluster, Timestamp(0), request), Ok(DrainAnswer { id: frontend.0, only_there: 0 }));
+    assert_eq!(
+        asked(&mut cluster, Timestamp(0), request),
+        Ok(DrainAnswer { id: frontend.0, only_there: 0, is_moving: false })
+    );
     let drained = ClusterOutput::ToFrontend(Port::Control, frontend, SchedulerToFrontend::Drain { is_drained: true });
     assert_eq!(drain(&mut cluster), [drained]);
     assert!(planned_at(&mut cluster, frontend, Timestamp(MS), 1).is_some());

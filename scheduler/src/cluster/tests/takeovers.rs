@@ -224,6 +224,40 @@ fn what_runs_goes_on_and_what_waited_runs_as_another_attempt() {
 }
 
 #[test]
+fn a_backend_that_leaves_waits_for_others_that_have_yet_to_obey_and_could_host_its_model() {
+    let mut standby = Standby::warm();
+    standby.take_over();
+    let other = BackendHello { name: "other".to_owned(), ..BackendHello::new(1, vec![model_offer(1, "n", 1)]) };
+    let other = standby.cluster.handle_backend_joined(standby.now, other).unwrap().backend;
+    standby.backend(BackendToControl::Obeys { epoch: OURS });
+    standby.backend(BackendToControl::Leaving { within: Span::from_millis(20_000) });
+    let dismissed = ClusterOutput::ToBackend(Port::Control, BACKEND, SchedulerToBackend::Dismissed);
+    let loads = |outputs: &[ClusterOutput]| {
+        let loads = outputs.iter().filter_map(|output| match output {
+            ClusterOutput::ToBackend(_, to, SchedulerToBackend::Load { load, name, .. }) => {
+                Some((*to, *load, name.clone()))
+            }
+            _ => None,
+        });
+        loads.collect::<Vec<_>>()
+    };
+    let outputs = standby.take();
+    assert!(loads(&outputs).is_empty() && !outputs.contains(&dismissed), "{outputs:?}");
+    for says in
+        [BackendToControl::Obeys { epoch: OURS }, BackendToControl::Linked { frontend: FRONTEND, link: LinkId(1) }]
+    {
+        standby.cluster.handle_backend_message(standby.now, Port::Control, other, says).unwrap();
+    }
+    let outputs = standby.take();
+    let [(to, load, name)] = &loads(&outputs)[..] else { panic!("{outputs:?}") };
+    assert_eq!((*to, &name[..], outputs.contains(&dismissed)), (other, "m", false));
+    let outcome = LoadOutcome::Ready { offer: model_offer(1, "m", 1), is_last: true };
+    let loaded = BackendToControl::Loaded { load: *load, outcome };
+    standby.cluster.handle_backend_message(standby.now, Port::Control, other, loaded).unwrap();
+    assert!(standby.take().contains(&dismissed));
+}
+
+#[test]
 fn what_is_lost_of_an_inherited_plan_is_asked_about_whenever_that_is_said() {
     let mut standby = Standby::warm();
     standby.take_over();

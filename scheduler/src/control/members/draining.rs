@@ -19,6 +19,13 @@ impl Members {
         self.backends.get_mut(&backend).is_some_and(|entry| !std::mem::replace(&mut entry.leaves, true))
     }
 
+    /// Notes the sub-cluster that a backend says it is in.
+    pub(in super::super) fn set_sub_cluster(&mut self, backend: BackendId, sub_cluster: u16) {
+        if let Some(entry) = self.backends.get_mut(&backend) {
+            entry.sub_cluster = Some(sub_cluster);
+        }
+    }
+
     /// Notes whether a GPU works. False if there is no such GPU.
     pub(in super::super) fn set_usable(&mut self, backend: BackendId, gpu_index: u32, is_usable: bool) -> bool {
         let gpu = self.backends.get(&backend).and_then(|entry| entry.gpus.get(gpu_index as usize));

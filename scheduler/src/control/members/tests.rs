@@ -12,6 +12,7 @@ fn offer(name: &str, alpha_ms: f64, gpu_indexes: Vec<u32>) -> ModelOffer {
         weights: Weights::default(),
         queue_max: Vec::new(),
         cost: None,
+        is_guest: false,
     }
 }
 
