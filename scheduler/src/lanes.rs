@@ -537,9 +537,9 @@ impl<P> Lanes<P> {
     }
 }
 
-/// Of the queues of a lane: powers of two, as published, and the largest. Where requests that differ have lanes of their
-/// own, what is half-way between them, too: 0.02 more of all requests of Orloj's settings are in time by it. Where those
-/// of one lane differ much it is 0.03 fewer of a log-normal application's.
+/// Of the queues of a lane: powers of two, as published, and the largest. Where requests that differ have lanes of
+/// their own, what is half-way between them, too: 0.02 more of all requests of Orloj's settings are in time by it.
+/// Where those of one lane differ much it is 0.03 fewer of a log-normal application's.
 fn sizes(max: usize, are_alike: bool) -> Vec<usize> {
     let next = |&size: &usize| match size {
         1 => Some(2),
