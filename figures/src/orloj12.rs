@@ -24,8 +24,8 @@ pub(crate) const ORLOJ12: Figure = Figure {
             Dashed: c log2(n)^2 through the insertion at 10,000.",
     remarks: &[
         "Measured on the machine that made the figure, with one batch size, and so one queue. With batches of up to 16 \
-         a request enters five of them, or eight where there are several lanes; the instructions of all that happens to \
-         it are counted by `bench/instructions`.",
+         a request enters five of them, or eight where there are several lanes; the instructions of all that happens \
+         to it are counted by `bench/instructions`.",
         "The paper's drawing has insertions grow as O(log^2 n), below 0.5 ms with thousands of requests, and queries \
          that take the same time for any n, as it keeps a convex hull of the scores. Ours looks at all that wait: an \
          insertion costs less, and a query grows as n. It is asked once for each batch, and not for each request.",
