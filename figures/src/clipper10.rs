@@ -48,17 +48,20 @@ fn curves(seed: u64) -> [Curve; 4] {
     let users = all * USERS;
     let each = 1.0 / (users as u64 * ORDERS * STEP as u64) as f64;
     for order in 0..ORDERS {
-        let queries: Vec<Vec<_>> = STYLES
+        // What each user asks, and what was learned of it.
+        let mut asking: Vec<(Vec<_>, Ensemble)> = STYLES
             .pictures
             .chunks(QUERIES)
             .zip(0..)
-            .map(|(pictures, user)| shuffled(pictures, (seed * ORDERS + order) * users as u64 + user))
+            .map(|(pictures, user)| {
+                let queries = shuffled(pictures, (seed * ORDERS + order) * users as u64 + user);
+                (queries, Ensemble::new(POLICY, all, seed))
+            })
             .collect();
         let mut shared = Ensemble::new(Policy::Exp4(Learning::EXP4), all, seed);
-        let mut own: Vec<Ensemble> = (0..users).map(|_| Ensemble::new(POLICY, all, seed)).collect();
         for query in 0..QUERIES {
-            for (user, own) in own.iter_mut().enumerate() {
-                let picture = queries[user][query];
+            for (user, (queries, own)) in asking.iter_mut().enumerate() {
+                let picture = queries[query];
                 let of = |ensemble: &mut Ensemble| ensemble.answer(picture, |_| true).map(|answer| answer.digit);
                 let answers = [Some(picture.said[all]), Some(picture.said[user / USERS]), of(&mut shared), of(own)];
                 for (curve, answer) in curves.iter_mut().zip(answers) {
