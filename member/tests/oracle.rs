@@ -344,7 +344,9 @@ impl World {
         (side.claim, side.knows_all) = (Some(claim), knows_all);
         self.membership[scheduler].word = 1;
         self.perform();
-        self.membership[scheduler].push(Reader::Scheduler, &BackendToControl::Leaving).unwrap();
+        self.membership[scheduler]
+            .push(Reader::Scheduler, &BackendToControl::Leaving { within: proto::Span::ZERO })
+            .unwrap();
         self.claim(scheduler);
     }
 
