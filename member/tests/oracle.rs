@@ -345,7 +345,7 @@ impl World {
         self.membership[scheduler].word = 1;
         self.perform();
         self.membership[scheduler]
-            .push(Reader::Scheduler, &BackendToControl::Leaving { within: proto::Span::ZERO })
+            .push(Reader::Scheduler, &BackendToControl::Leaving { within: Span::ZERO })
             .unwrap();
         self.claim(scheduler);
     }
