@@ -344,9 +344,7 @@ impl World {
         (side.claim, side.knows_all) = (Some(claim), knows_all);
         self.membership[scheduler].word = 1;
         self.perform();
-        self.membership[scheduler]
-            .push(Reader::Scheduler, &BackendToControl::Leaving { within: Span::ZERO })
-            .unwrap();
+        self.membership[scheduler].push(Reader::Scheduler, &BackendToControl::Leaving { within: Span::ZERO }).unwrap();
         self.claim(scheduler);
     }
 
