@@ -184,7 +184,7 @@ impl Fabric {
         let reactions = (0..env.members.len()).map(|index| (Node(index), env.members[index].reaction)).collect();
         let mut config = cluster_config(&mut env);
         // In some worlds the scheduler chooses what backends host, with an advice that knows rates soon.
-        let is_auto = options.seed % 3 == 1;
+        let is_auto = is_placed(options.seed);
         if is_auto {
             config.placement = Some(placement_config());
             config.advice.window = Span::from_millis(2_000);
@@ -561,6 +561,11 @@ fn connect(env: &mut Env) -> BTreeMap<(Node, Node), Pair> {
         }
     }
     pairs
+}
+
+/// Whether the scheduler chooses what backends host in a seed's world.
+fn is_placed(seed: u64) -> bool {
+    seed % 3 == 1
 }
 
 /// Two sub-clusters, of which each model has one, and may change it every now and then.

@@ -17,7 +17,7 @@
 mod fit;
 mod lengths;
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{cmp::Reverse, collections::BTreeMap, ops::Range};
 
 use proto::{
     GpuId, Span,
@@ -37,6 +37,11 @@ const SHIFT_MIN: usize = 32;
 /// Two samples of m and n are of different distributions if they differ by more than this times sqrt(1/m + 1/n)
 /// anywhere: one comparison in a thousand is wrong (Kolmogorov and Smirnov).
 const SHIFT: f64 = 1.95;
+/// A sample that took so many times as long as all before, where those are so few, is rather a stall of its GPU than a
+/// request of another kind: it counts once another one takes as long. It would make their mean so long that what is due
+/// sooner is given up, nearly all of which would be in time.
+const STALL_TIMES: i64 = 32;
+const STALL_SAMPLES: Range<usize> = 8..256;
 /// Into so many steps the time of a batch is divided. Each is an instant at which a waiting request's score changes its
 /// form, for each batch size.
 const BINS: usize = 12;
@@ -122,6 +127,8 @@ struct Sample {
 struct Works {
     window: Vec<Sample>,
     before: Vec<Sample>,
+    /// Perhaps a stall.
+    aside: Option<Sample>,
 }
 
 impl Works {
@@ -137,6 +144,22 @@ impl Works {
         }
     }
 
+    /// The same, unless it may be a stall. Yields the samples that count from now on.
+    fn handle_alone(&mut self, sample: Sample) -> [Option<Sample>; 2] {
+        let longest = self.samples().map(|known| known.alone).max().filter(|_| STALL_SAMPLES.contains(&self.len()));
+        let is_long = longest.is_some_and(|longest| sample.alone > Span(STALL_TIMES * longest.0));
+        let counted = match self.aside {
+            None if is_long => {
+                self.aside = Some(sample);
+                [None, None]
+            }
+            Some(_) if is_long => [self.aside.take(), Some(sample)],
+            _ => [Some(sample), None],
+        };
+        counted.into_iter().flatten().for_each(|sample| self.handle(sample));
+        counted
+    }
+
     fn samples(&self) -> impl Iterator<Item = Sample> + '_ {
         self.before.iter().chain(&self.window).copied()
     }
@@ -148,6 +171,7 @@ impl Works {
     fn retain(&mut self, keep: impl Fn(&Sample) -> bool) {
         self.window.retain(&keep);
         self.before.retain(&keep);
+        self.aside = self.aside.filter(keep);
     }
 }
 
@@ -387,12 +411,14 @@ impl DynamicTimes {
     pub fn handle_alone(&mut self, application: u8, length: u32, alone: Span) {
         let application = application.min(APPLICATIONS_MAX as u8 - 1);
         let mut sample = Sample { alone: alone.clamp(Span(1), ALONE_MAX), bucket: None };
-        if let Some((lengths, _)) = &mut self.lengths {
+        if self.lengths.is_some() {
             sample.bucket = Bucket::of(length);
-            lengths.handle_alone(sample);
         }
         self.is_any_short &= self.applications.contains_key(&application);
-        self.applications.entry(application).or_default().handle(sample);
+        let counted = self.applications.entry(application).or_default().handle_alone(sample);
+        if let Some((lengths, _)) = &mut self.lengths {
+            counted.into_iter().flatten().for_each(|sample| lengths.handle_alone(sample));
+        }
     }
 
     /// A batch of so many requests is about to run.

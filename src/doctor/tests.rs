@@ -134,7 +134,7 @@ fn memory_is_what_control_groups_leave() {
         (memory.level, memory.found.clone())
     };
     let (level, found) = bounded("max");
-    assert_eq!((level, &found[..]), (Level::Ok, "16384 MiB; by default clients of a frontend take up to 1664 MiB"));
+    assert_eq!((level, &found[..]), (Level::Ok, "16384 MiB; by default clients of a frontend take up to 1696 MiB"));
     let (level, found) = bounded("314572800");
     let expected =
         "300 MiB by /sys/fs/cgroup/memory.max, of 16384 MiB; by default clients of a frontend take up to 150 MiB";

@@ -357,3 +357,20 @@ fn what_is_forgotten_of_a_length_is_forgotten_of_all_applications() {
     times.settle();
     assert!(times.times(Class::ANY).len() > 1);
 }
+
+#[test]
+fn a_stall_among_few_samples_counts_once_another_one_takes_as_long() {
+    let (app, stall) = (Class::of(0), Span::from_millis(900));
+    let mut times = DynamicTimes::new(COST);
+    for _ in 0..8 {
+        times.handle_alone(0, 0, Span::from_millis(10));
+    }
+    times.handle_alone(0, 0, stall);
+    times.handle_alone(0, 0, Span::from_millis(10));
+    assert_eq!(times.times(app), vec![Span::from_millis(10); 9], "one in ten would be a mean of 99 ms");
+    times.handle_alone(0, 0, stall);
+    assert_eq!(times.times(app).iter().filter(|&&alone| alone == stall).count(), 2);
+    // What is known then is that some take so long.
+    times.handle_alone(0, 0, stall);
+    assert_eq!(times.times(app).len(), 12);
+}
