@@ -51,7 +51,7 @@ def frontend_hello(link_address, name=NAME):
 
 def backend_hello(gpus, models=0, more=0, name=NAME):
     """A `SchedulerHello::Backend` without models that says how many of them follow, here or later."""
-    return struct.pack("<I", 1) + sized(name) + struct.pack("<IBQI", gpus, 0, models, more) + b"\0" + STANDING
+    return struct.pack("<I", 1) + sized(name) + struct.pack("<IBQI", gpus, 0, models, more) + b"\0" + STANDING + b"\0"
 
 
 def link_hello(backend, frontend, epoch, link_pass):

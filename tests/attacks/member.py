@@ -273,9 +273,9 @@ class Backend(Member):
         self.reports, self.frontend, self.arena, self.slots = reports, None, None, []
         table = struct.pack("<Q64q", 64, *(latency_ns + batch for batch in range(64)))
         offer = fabric.sized(model) + fabric.sized(b"1") + table + struct.pack("<IQI", input_bytes, 1, 0)
-        offer += struct.pack("<IqqBQ", 0, 0, 0, 0, 0)
+        offer += struct.pack("<IqqBQ?", 0, 0, 0, 0, 0, False)
         hello = struct.pack("<I", 1) + fabric.sized(b"hostile") + struct.pack("<IBQ", 1, 0, 1) + offer
-        hello += struct.pack("<I", 0) + b"\0" + fabric.STANDING
+        hello += struct.pack("<I", 0) + b"\0" + fabric.STANDING + b"\0"
         self.scheduler, welcome = self.dial(cluster.scheduler, hello)
         self.id, models = struct.unpack_from("<IQ", welcome)
         threads, _, _, *self.epoch = struct.unpack_from("<QQQIH", welcome, 12 + 4 * models)
