@@ -71,15 +71,14 @@ fn the_same_seed_gives_the_same_run() {
 #[test]
 fn without_faults_all_that_can_be_served_is() {
     let (mut served, mut possible) = (0, 0);
-    for seed in 0..40 {
+    // Where models are placed, each has the GPUs of one backend, which may be too few for it.
+    for seed in (0..60).filter(|seed| !is_placed(*seed)) {
         let (result, _) = run(Options { faults: FaultKinds::default(), ..options(seed, None) });
         let summary = result.unwrap();
         let of_seed = summary.sent - summary.gave_up();
-        // In some worlds two models share memory for one and a half. Where they are placed, each has one backend.
-        assert!(is_placed(seed) || summary.served * 100 >= of_seed * 94, "seed {seed}: {summary:?}");
-        if !is_placed(seed) {
-            (served, possible) = (served + summary.served, possible + of_seed);
-        }
+        // In some worlds two models share memory for one and a half.
+        assert!(summary.served * 100 >= of_seed * 94, "seed {seed}: {summary:?}");
+        (served, possible) = (served + summary.served, possible + of_seed);
     }
     assert!(served * 100 >= possible * 99, "{served} of {possible}");
 }

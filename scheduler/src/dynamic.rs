@@ -146,8 +146,8 @@ impl Works {
 
     /// The same, unless it may be a stall. Yields the samples that count from now on.
     fn handle_alone(&mut self, sample: Sample) -> [Option<Sample>; 2] {
-        let longest = self.samples().map(|known| known.alone).max().filter(|_| STALL_SAMPLES.contains(&self.len()));
-        let is_long = longest.is_some_and(|longest| sample.alone > Span(STALL_TIMES * longest.0));
+        let is_long = STALL_SAMPLES.contains(&self.len())
+            && self.samples().all(|known| sample.alone > Span(STALL_TIMES * known.alone.0));
         let counted = match self.aside {
             None if is_long => {
                 self.aside = Some(sample);
