@@ -1,6 +1,10 @@
 //! `status`: what a scheduler knows of its cluster, for people or as JSON.
 
-use std::{fmt::Write as _, io::Write as _, path::PathBuf};
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use scheduler::{
@@ -34,14 +38,7 @@ const PAGES_MAX: usize = 128;
 
 /// Asks, and prints what was answered.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut schedulers = args.scheduler.clone();
-    if let Some(file) = &args.config {
-        let config: Config = read_config(file)?;
-        let expected = "expected `http = \"ADDRESS\"`, where the scheduler tells of its cluster";
-        let admin =
-            config.admin.ok_or_else(|| anyhow!("--config: {}: admin: not found, {expected}", file.display()))?;
-        schedulers.push(admin.http.to_string());
-    }
+    let (schedulers, _) = schedulers(&args.scheduler, args.config.as_deref())?;
     let text = if args.json {
         page::plain_json(&serde_json::to_string(&ask_all(&schedulers, page::exact)?)?) + "\n"
     } else {
@@ -50,6 +47,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // A reader that has seen enough (`| head`) is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
+}
+
+/// Where schedulers tell of their cluster, if one is in this file: of that, too.
+pub(crate) fn schedulers(named: &[String], file: Option<&Path>) -> Result<(Vec<String>, Option<Config>)> {
+    let mut schedulers = named.to_vec();
+    let Some(file) = file else { return Ok((schedulers, None)) };
+    let config: Config = read_config(file)?;
+    let expected = "expected `http = \"ADDRESS\"`, where the scheduler tells of its cluster";
+    let admin = config.admin.as_ref();
+    let admin = admin.ok_or_else(|| anyhow!("--config: {}: admin: not found, {expected}", file.display()))?;
+    schedulers.push(admin.http.to_string());
+    Ok((schedulers, Some(config)))
 }
 
 /// How a page is made of an answer's body.
@@ -97,7 +106,11 @@ fn table(cluster: &ClusterPage, with_models: bool) -> String {
     );
     text += &advice(&cluster.advice);
     let header = ["ROLE", "NAME", "ID", "STATE", "ADDRESS", "PATH", "GPUS", "MODELS", "WEIGHTS", "SAFE TO REMOVE"];
-    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    // Only where the scheduler places models.
+    let is_placed = cluster.backends.iter().any(|row| row.sub_cluster.is_some());
+    let placed = |name: &str| is_placed.then(|| name.to_owned());
+    let sub_cluster = |at: Option<u16>| is_placed.then(|| at.map_or_else(|| "-".to_owned(), |at| at.to_string()));
+    let mut rows = vec![header.map(str::to_owned).into_iter().chain(placed("SUB-CLUSTER")).collect::<Vec<_>>()];
     let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     for row in &cluster.frontends {
         let (address, path) = (or_none(&row.address), or_none(&row.path));
@@ -106,7 +119,7 @@ fn table(cluster: &ClusterPage, with_models: bool) -> String {
     }
     for row in &cluster.backends {
         let serving = row.gpus.iter().filter(|gpu| gpu.state == "serving").count();
-        rows.push(vec![
+        let row_of = vec![
             "backend".to_owned(),
             row.name.clone(),
             row.id.to_string(),
@@ -117,17 +130,19 @@ fn table(cluster: &ClusterPage, with_models: bool) -> String {
             row.models.to_string(),
             weights(row.weights),
             safety(row),
-        ]);
+        ];
+        rows.push(row_of.into_iter().chain(sub_cluster(row.sub_cluster)).collect());
     }
     text += &aligned(&rows);
     if with_models {
-        let mut rows = vec![["MODEL", "VERSION", "BACKENDS", "GPUS"].map(str::to_owned).to_vec()];
-        rows.extend(
-            cluster
-                .models
-                .iter()
-                .map(|row| vec![row.name.clone(), row.version.clone(), row.backends.to_string(), row.gpus.to_string()]),
-        );
+        let header = ["MODEL", "VERSION", "BACKENDS", "GPUS", "REQUESTS/S"];
+        let mut rows = vec![header.map(str::to_owned).into_iter().chain(placed("SUB-CLUSTER")).collect::<Vec<_>>()];
+        for row in &cluster.models {
+            let (backends, gpus, rate) =
+                (row.backends.to_string(), row.gpus.to_string(), format!("{:.1}", row.rate_rps));
+            let cells = vec![row.name.clone(), row.version.clone(), backends, gpus, rate];
+            rows.push(cells.into_iter().chain(sub_cluster(row.sub_cluster)).collect());
+        }
         text += &format!("\n{}", aligned(&rows));
     }
     text
@@ -193,6 +208,7 @@ mod tests {
             address: Some("10.0.0.3:40000".to_owned()),
             path: None,
             links: 1,
+            sub_cluster: None,
             gpus: vec![gpu(0, "serving"), gpu(1, "unusable")],
             models: 2,
             safe_to_remove: false,
@@ -207,7 +223,13 @@ mod tests {
                 failed: 0,
             },
         };
-        let models = vec![ModelRow { name: "a".to_owned(), version: "1".to_owned(), backends: 1, gpus: 2 }];
+        let models = vec![ModelRow {
+            name: "a".to_owned(),
+            version: "1".to_owned(),
+            backends: 1,
+            gpus: 2,
+            ..ModelRow::default()
+        }];
         ClusterPage {
             page: 0,
             pages: 1,

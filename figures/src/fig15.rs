@@ -25,7 +25,7 @@ pub(crate) const FIG15: Figure = Figure {
         "The paper's rates come from 150 hours of video, which are not published; ours are made up from the seed, and \
          a day takes as long as the budget allows to simulate, so changes are far faster than the paper's.",
         "The advice is the paper's section 3.5: N r / (1 - r) GPUs more at a bad rate r above 1 %, N f fewer at an \
-         idle part f. It is not acted on here.",
+         idle part f. It is not acted on here; the next figure does.",
     ],
     draw,
 };
@@ -36,13 +36,40 @@ const MODELS: usize = 24;
 const POINTS: usize = 100;
 /// Mean of all models at its highest, as a part of what the GPUs could serve with batches of the largest size.
 const PEAK_PART: f64 = 1.1;
-/// The day's mean rate and how far it swings.
-const DAY: (f64, f64) = (0.5, 0.35);
-/// How far a model's own rate swings, of 1.
-const SWING: f64 = 0.5;
-/// How much more one model is asked for while it surges, and when, from 0 to 1 over the run.
-const SURGE: f64 = 6.0;
-const SURGE_AT: std::ops::Range<f64> = 0.6..0.7;
+
+/// How often a model is asked for over a day.
+pub(crate) struct Swing {
+    /// Of its own, in a day.
+    cycles: f64,
+    /// From 0 to 1.
+    phase: f64,
+    surges: bool,
+}
+
+impl Swing {
+    /// The day's mean rate and how far it swings.
+    const DAY: (f64, f64) = (0.5, 0.35);
+    /// How far a model's own rate swings, of 1.
+    const OWN: f64 = 0.5;
+    /// How much more the first model is asked for while it surges.
+    const SURGE: f64 = 6.0;
+    /// When it does, from 0 to 1 over the day.
+    pub(crate) const SURGE_AT: std::ops::Range<f64> = 0.6..0.7;
+    /// No [`Self::part`] is higher.
+    const HIGHEST: f64 = (1.0 + Self::OWN) * Self::SURGE;
+
+    pub(crate) fn draw(rng: &mut ChaCha8Rng, model: usize) -> Self {
+        Self { cycles: rng.random_range(2.0..6.0), phase: rng.random_range(0.0..1.0), surges: model == 0 }
+    }
+
+    /// Of the model's rate at the highest of the day; `at` goes from 0 to 1.
+    pub(crate) fn part(&self, at: f64) -> f64 {
+        let (mean, swing) = Self::DAY;
+        let day = (mean - swing * (TAU * at).cos()) / (mean + swing);
+        let own = 1.0 + Self::OWN * (TAU * (self.cycles * at + self.phase)).sin();
+        day * own * if self.surges && Self::SURGE_AT.contains(&at) { Self::SURGE } else { 1.0 }
+    }
+}
 
 /// What happened in one hundredth of the time.
 #[derive(Debug, Clone, Default)]
@@ -191,22 +218,15 @@ fn changing(workload: &Workload, peak_rps: f64, seconds: f64, seed: u64) -> Vec<
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut arrivals = Vec::new();
     for (index, model) in workload.models.iter().enumerate() {
-        let (cycles, phase) = (rng.random_range(2.0..6.0), rng.random_range(0.0..1.0));
-        // Of the model's rate at the highest of the day; `at` goes from 0 to 1 over the run.
-        let rate = |at: f64| {
-            let day = (DAY.0 - DAY.1 * (TAU * at).cos()) / (DAY.0 + DAY.1);
-            let own = 1.0 + SWING * (TAU * (cycles * at + phase)).sin();
-            day * own * if index == 0 && SURGE_AT.contains(&at) { SURGE } else { 1.0 }
-        };
-        let highest = (1.0 + SWING) * SURGE;
-        let highest_rps = highest * peak_rps * model.share;
+        let swing = Swing::draw(&mut rng, index);
+        let highest_rps = Swing::HIGHEST * peak_rps * model.share;
         let (mut at_s, mut instants) = (0.0, Vec::new());
         loop {
             at_s -= (1.0 - rng.random::<f64>()).ln() / highest_rps;
             if at_s >= seconds {
                 break;
             }
-            if rng.random::<f64>() * highest < rate(at_s / seconds) {
+            if rng.random::<f64>() * Swing::HIGHEST < swing.part(at_s / seconds) {
                 instants.push(Timestamp((at_s * 1e9) as i64));
             }
         }

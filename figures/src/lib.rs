@@ -35,6 +35,7 @@ mod fig12;
 mod fig13;
 mod fig14;
 mod fig15;
+mod fig15day;
 mod fig16;
 mod fig6;
 mod fig7;
@@ -75,6 +76,7 @@ const FIGURES: &[Figure] = &[
     fig13::FIG13,
     fig14::FIG14,
     fig15::FIG15,
+    fig15day::FIG15_DAY,
     fig16::FIG16,
     clockwork2::CLOCKWORK2,
     clockwork5::CLOCKWORK5,

@@ -75,7 +75,21 @@ impl PlacementError {
     }
 }
 
+/// Models that nobody asks for are dealt evenly, too: they count as much of the mean rate, and a little where all rest.
+const RATE_PART_MIN: f64 = 0.01;
+const RATE_MIN_RPS: f64 = 1e-3;
+
 impl Problem {
+    /// Has no model count for less than a hundredth of the mean rate, so that those that nobody asks for are dealt
+    /// evenly, too.
+    #[must_use]
+    pub fn with_idle_models(mut self) -> Self {
+        let mean = self.models.iter().map(|model| model.rate_rps).sum::<f64>() / self.models.len().max(1) as f64;
+        let least = (mean * RATE_PART_MIN).max(RATE_MIN_RPS);
+        self.models.iter_mut().for_each(|model| model.rate_rps = model.rate_rps.max(least));
+        self
+    }
+
     /// Without limits, pins and a bound of moves, and with both deviations of equal weight.
     #[must_use]
     pub fn new(sub_clusters: usize, models: Vec<Model>) -> Self {

@@ -10,9 +10,11 @@
 //! - *Losses*: with a part r of the tasks lost, N GPUs should have been N / (1 - r), which are the paper's
 //!   N r / (1 - r) more.
 //!
-//! All is averaged over a window with decay. Advice stands until the demand has left a band around the one that it was
-//! given for. Then it follows at once if more are needed; fewer are said to do once that was so for as long as a new
-//! GPU takes to come. Nothing is said before a window has passed, as after a takeover.
+//! Either is what GPUs would do that are always busy; some are to spare.
+//!
+//! All is averaged over a window with decay. Advice follows at once if more are needed. Fewer are said to do once
+//! that was so, with some slack, for as long as a new GPU takes to come. Nothing is said before a window has passed, as
+//! after a takeover.
 //!
 //! Control tells what ModelThreads have counted, and which GPUs there are; no planner waits for any of this.
 
@@ -22,10 +24,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use proto::{ModelId, Span, Timestamp};
 
-use crate::{
-    messages::Traffic,
-    pricing::{BUSY_MAX, Load, RATE_FACTOR},
-};
+use crate::{messages::Traffic, pricing::Load};
 pub use shown::{Advice, Reason, SubCluster};
 
 /// What was counted a window ago weighs e^-4 of what is counted now.
@@ -40,8 +39,12 @@ const LOST_MIN: f64 = 5.0;
 /// Losses ask for no more GPUs than so many times those that the work takes, and one: what is lost then is not lost for
 /// want of GPUs.
 const LOSSES_TIMES: f64 = 4.0;
-/// Advice stands while the demand is between these parts of the one that it was given for.
-const BAND: [f64; 2] = [0.9, 1.1];
+/// GPUs beyond the work that they are to do: a part of it, as no GPU is as well used as the model of it says, and a
+/// multiple of its root, as that is how far chance strays (square-root staffing).
+const SPARE_PART: f64 = 0.04;
+const SPARE_ROOTS: f64 = 0.4;
+/// Fewer are said to do once they would with so many roots of the demand more: what chance takes comes back.
+const SLACK_ROOTS: f64 = 0.25;
 /// Sub-clusters that are told apart; with more all GPUs count as one.
 pub const SUB_CLUSTERS_MAX: usize = 64;
 /// No advice is beyond.
@@ -158,6 +161,11 @@ fn gpu_ms(traffic: &Traffic, unpriced: f64) -> f64 {
     load.execution_ms(size) / size
 }
 
+/// GPUs that are to do this work.
+fn with_spare(work: f64) -> f64 {
+    (1.0 + SPARE_PART) * work + SPARE_ROOTS * work.max(0.0).sqrt()
+}
+
 /// GPUs that host the same models.
 #[derive(Debug, Default)]
 struct Group {
@@ -181,22 +189,22 @@ struct Demand {
 impl Demand {
     /// With so many GPUs on average.
     fn of(rates: &Rates, gpus: f64, window_ms: f64) -> Self {
-        let for_work = RATE_FACTOR * rates.work / BUSY_MAX;
+        let for_work = with_spare(rates.work);
         let lost_part = rates.lost_part();
         let is_losing = lost_part > LOST_PART && rates.lost * window_ms >= LOST_MIN;
         let at_most = LOSSES_TIMES * for_work + 1.0;
-        // N + N r / (1 - r).
+        // N + N r / (1 - r) would do all of it if they were always busy.
         let for_losses = match is_losing {
             false => 0.0,
-            true if lost_part < 1.0 => (gpus / (1.0 - lost_part)).min(at_most),
+            true if lost_part < 1.0 => with_spare(gpus / (1.0 - lost_part)).min(at_most),
             true => at_most,
         };
         Self { gpus: for_work.max(for_losses), is_for_losses: for_losses > for_work, is_losing }
     }
 
-    /// Whole ones, and at least one, as nobody would host the models otherwise.
-    fn needed(gpus: f64) -> u32 {
-        (gpus - 1e-9).ceil().clamp(1.0, NEEDED_MAX.into()) as u32
+    /// Whole ones, with so many roots of them more; at least one, as nobody would host the models otherwise.
+    fn needed(&self, roots: f64) -> u32 {
+        (self.gpus + roots * self.gpus.sqrt() - 1e-9).ceil().clamp(1.0, NEEDED_MAX.into()) as u32
     }
 }
 
@@ -205,59 +213,36 @@ impl Demand {
 struct Standing {
     needed: u32,
     since: Timestamp,
-    /// What it was given for.
-    demand: f64,
     is_for_losses: bool,
-    /// Until then every rise is followed: the average is still on its way.
-    follows_until: Timestamp,
-    /// Since when the demand is below the band, and its highest once half of the time was over in which it must be.
-    low: Option<(Timestamp, f64)>,
+    /// Since when fewer would do, and how many at most once half of the time was over in which that must be so.
+    fewer: Option<(Timestamp, u32)>,
 }
 
 impl Standing {
     fn new(now: Timestamp, demand: &Demand) -> Self {
-        Self {
-            needed: Demand::needed(demand.gpus),
-            since: now,
-            demand: demand.gpus,
-            is_for_losses: demand.is_for_losses,
-            follows_until: now,
-            low: None,
-        }
+        Self { needed: demand.needed(0.0), since: now, is_for_losses: demand.is_for_losses, fewer: None }
     }
 
     fn handle(&mut self, now: Timestamp, demand: &Demand, config: &AdviceConfig) {
-        let [lowest, highest] = BAND;
-        let (needed, is_above) = (Demand::needed(demand.gpus), demand.gpus > highest * self.demand);
-        let is_lost = demand.is_for_losses && needed > self.needed;
-        if is_above && self.follows_until <= now {
-            self.follows_until = now + config.window;
-        }
-        if is_above || is_lost || now < self.follows_until && demand.gpus > self.demand {
-            return self.set(now, demand.gpus, demand.is_for_losses);
-        }
-        if demand.is_losing || demand.gpus >= lowest * self.demand {
-            self.low = None;
+        let needed = demand.needed(0.0);
+        if needed > self.needed {
+            *self = Self { needed, since: now, is_for_losses: demand.is_for_losses, fewer: None };
             return;
         }
-        let (since, mut most) = self.low.unwrap_or((now, 0.0));
+        if demand.is_losing || demand.needed(SLACK_ROOTS) >= self.needed {
+            self.fewer = None;
+            return;
+        }
+        let (since, mut most) = self.fewer.unwrap_or((now, 0));
         let lasts = config.window.max(config.gpu_comes_after);
         // Before, the average was on its way down.
         if now - since >= lasts / 2 {
-            most = most.max(demand.gpus);
+            most = most.max(needed);
         }
-        self.low = Some((since, most));
+        self.fewer = Some((since, most));
         if now - since >= lasts {
-            self.set(now, most, false);
+            *self = Self { needed: most, since: now, is_for_losses: false, fewer: None };
         }
-    }
-
-    fn set(&mut self, now: Timestamp, demand: f64, is_for_losses: bool) {
-        let needed = Demand::needed(demand);
-        if self.needed != needed {
-            self.since = now;
-        }
-        *self = Self { needed, demand, is_for_losses, low: None, ..*self };
     }
 }
 

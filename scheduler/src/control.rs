@@ -303,6 +303,7 @@ impl Control {
             schedulers: self.succession.states(),
             frontends: self.members.shown_frontends(&self.names, &at),
             backends: self.members.shown_backends(&self.names, &at),
+            models: self.members.shown_models(&self.advisor),
             advice: self.advisor.advice(),
         };
         (snapshot, self.members.model_names(models_from))

@@ -24,9 +24,6 @@ const SLICE_EVERY: Span = Span::from_millis(1);
 /// Steps of a whole search: for each model, and within bounds.
 const MODEL_STEPS: u64 = 512;
 const STEPS: (u64, u64) = (16_384, 1 << 19);
-/// Models that nobody asks for are dealt evenly, too: they count as much of the mean rate, and a little where all rest.
-const RATE_PART_MIN: f64 = 0.01;
-const RATE_MIN_RPS: f64 = 1e-3;
 /// The objective, a sum of deviations in parts of their means, must fall by this for models to move.
 const GAIN_MIN: f64 = 0.02;
 
@@ -363,11 +360,9 @@ impl Placer {
             Some(&home) => index(home),
             None => found(seen, members).and_then(index),
         };
-        let mean = view.models.values().map(|seen| seen.rate_rps).sum::<f64>() / view.models.len() as f64;
-        let least = (mean * RATE_PART_MIN).max(RATE_MIN_RPS);
         let models = view.models.iter().map(|(name, seen)| Model {
             name: name.clone(),
-            rate_rps: seen.rate_rps.max(least),
+            rate_rps: seen.rate_rps,
             static_bytes: seen.bytes,
             dynamic_bytes: 0,
             move_cost: 1.0,
@@ -388,7 +383,8 @@ impl Placer {
             disruption_max: Some(self.config.moves_max.into()),
             pins: self.config.pins.iter().map(pin).collect::<Result<_, _>>()?,
             ..Problem::new(clusters.len(), models.collect())
-        })
+        }
+        .with_idle_models())
     }
 
     /// A search has ended: models that had no home have one now, and others move if that is worth it.

@@ -28,6 +28,8 @@ pub struct Snapshot {
     pub frontends: Vec<FrontendShown>,
     /// By id.
     pub backends: Vec<BackendShown>,
+    /// By id.
+    pub models: Vec<ModelShown>,
     /// How many GPUs are needed.
     pub advice: Arc<Advice>,
 }
@@ -99,6 +101,8 @@ pub struct BackendShown {
     pub obeys: bool,
     /// Frontends that it is linked to.
     pub links: usize,
+    /// Where models are placed on it: its sub-cluster.
+    pub sub_cluster: Option<u16>,
     /// What has become of weights there.
     pub weights: WeightsTally,
     /// By their indexes.
@@ -118,6 +122,15 @@ pub struct GpuShown {
     pub models: Arc<Vec<ModelId>>,
     /// Pages for weights, if its memory holds but a part of what it hosts.
     pub pages: Option<u32>,
+}
+
+/// What changes of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ModelShown {
+    /// Requests with an objective that come in a second, averaged over the advice's window.
+    pub rate_rps: f64,
+    /// What its weights take in a GPU's memory, where that is short.
+    pub pages: u32,
 }
 
 /// A model's name and version; the position is its id, and none ever goes.

@@ -16,7 +16,9 @@ mod metrics;
 use crate::{
     advice::Advice,
     history::{History, Lane, Ran},
-    snapshot::{BackendShown, Board, FrontendShown, GpuShown, MemberState, ModelName, SchedulerState, Snapshot},
+    snapshot::{
+        BackendShown, Board, FrontendShown, GpuShown, MemberState, ModelName, ModelShown, SchedulerState, Snapshot,
+    },
 };
 
 /// Where it is told.
@@ -175,6 +177,9 @@ pub struct BackendRow {
     pub path: Option<String>,
     /// Frontends that it is linked to.
     pub links: usize,
+    /// Where the scheduler places models on it: its sub-cluster.
+    #[serde(default)]
+    pub sub_cluster: Option<u16>,
     /// Its GPUs.
     pub gpus: Vec<GpuRow>,
     /// Models, with their versions, that it hosts.
@@ -236,7 +241,7 @@ pub struct RanRow {
 }
 
 /// A model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ModelRow {
     /// As in the repository.
     pub name: String,
@@ -246,6 +251,15 @@ pub struct ModelRow {
     pub backends: u32,
     /// GPUs of these that do.
     pub gpus: u32,
+    /// Requests with an objective that come in a second, averaged over the advice's window.
+    #[serde(default)]
+    pub rate_rps: f64,
+    /// Bytes of its weights, where GPUs' memory is short.
+    #[serde(default)]
+    pub weights_bytes: u64,
+    /// The sub-cluster of all backends that host it, if that is one.
+    #[serde(default)]
+    pub sub_cluster: Option<u16>,
 }
 
 /// Tells of the cluster, page by page.
@@ -357,7 +371,16 @@ impl Status {
                 .into_iter()
                 .map(|id| {
                     let (name, version) = models[id].clone();
-                    ModelRow { name, version, backends: hosts.backends[id], gpus: hosts.gpus[id] }
+                    let ModelShown { rate_rps, pages } = snapshot.models.get(id).copied().unwrap_or_default();
+                    ModelRow {
+                        name,
+                        version,
+                        backends: hosts.backends[id],
+                        gpus: hosts.gpus[id],
+                        rate_rps,
+                        weights_bytes: u64::from(pages) * PAGE_BYTES,
+                        sub_cluster: hosts.sub_clusters[id],
+                    }
                 })
                 .collect(),
         }
@@ -442,6 +465,8 @@ struct Hosts {
     backends: Vec<u32>,
     /// By model: usable GPUs of these.
     gpus: Vec<u32>,
+    /// By model: the sub-cluster of all these backends, if that is one.
+    sub_clusters: Vec<Option<u16>>,
     /// By place of the backend: what it hosts and no other live backend does, and how much it hosts.
     only_here: Vec<OnlyHere>,
 }
@@ -455,7 +480,8 @@ struct OnlyHere {
 
 impl Hosts {
     fn of(snapshot: &Snapshot, models: usize) -> Self {
-        let mut hosts = Self { backends: vec![0; models], gpus: vec![0; models], only_here: Vec::new() };
+        let (backends, gpus, sub_clusters) = (vec![0; models], vec![0; models], vec![None; models]);
+        let mut hosts = Self { backends, gpus, sub_clusters, only_here: Vec::new() };
         let (mut seen, mut usable) = (Seen::new(models), Seen::new(models));
         for backend in snapshot.backends.iter().filter(|backend| is_live(backend)) {
             seen.begin();
@@ -463,7 +489,11 @@ impl Hosts {
                 // Names come with the snapshot that has their ids.
                 let model = model as usize;
                 hosts.gpus[model] += 1;
-                hosts.backends[model] += u32::from(seen.is_first(model));
+                if seen.is_first(model) {
+                    let (at, is_first) = (&mut hosts.sub_clusters[model], hosts.backends[model] == 0);
+                    *at = backend.sub_cluster.filter(|&here| is_first || *at == Some(here));
+                    hosts.backends[model] += 1;
+                }
             }
         }
         for backend in &snapshot.backends {
@@ -539,7 +569,7 @@ fn backend_row(
     (only_here, ran): (&OnlyHere, Option<&RanByLane>),
     models: &[ModelName],
 ) -> BackendRow {
-    let BackendShown { id, name, at, state, obeys, links, weights, gpus } = backend;
+    let BackendShown { id, name, at, state, obeys, links, sub_cluster, weights, gpus } = backend;
     let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES);
     BackendRow {
         name: name.clone(),
@@ -549,6 +579,7 @@ fn backend_row(
         address: at.map(|at| at.address.to_string()),
         path: at.and_then(|at| at.path).map(|path| path.to_string()),
         links: *links,
+        sub_cluster: *sub_cluster,
         gpus: (0..).zip(gpus).map(|(index, gpu)| gpu_row((*id, index), gpu, (ran, models))).collect(),
         models: only_here.hosted,
         safe_to_remove: only_here.count == 0,

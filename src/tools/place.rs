@@ -1,8 +1,9 @@
-//! `downbeat place`: which sub-cluster should host which model of a workload, and what moves there would win. It looks
-//! at no cluster and changes none. Part of the driver: a clock, if a search is given a time.
+//! `downbeat place`: which sub-cluster should host which model, and what moves there would win: of a workload, or of a
+//! cluster that serves, whose primary is asked. It changes none. Part of the driver: a connection, and a clock, if a
+//! search is given a time.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -13,20 +14,31 @@ use clap::{ArgGroup, Args as ClapArgs};
 use cli::{CommandError, positive, table, within};
 use indicatif::{ProgressBar, ProgressStyle};
 use placement::{Model, Pin, Placement, Plan, Problem, RATE_MAX_RPS, Score, Search};
+use scheduler::{config, status::ModelRow};
 use serde::Deserialize;
 use serde_json::json;
 use sim::Workload;
 
+use crate::{page, status};
+
 /// Find which sub-cluster should host which model.
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("output").required(true).args(["dry_run", "json"])))]
+#[command(group(ArgGroup::new("what").required(true).args(["workload", "scheduler", "config"])))]
+#[command(group(ArgGroup::new("now").args(["from", "scheduler", "config"])))]
 pub(crate) struct Args {
     /// Workload file (TOML): its models' shares and memory; `memory.gpu_mb` is what a sub-cluster's GPUs hold.
-    #[arg(long)]
-    workload: PathBuf,
-    /// Sub-clusters. Every GPU of one hosts all of its models.
-    #[arg(long)]
-    partitions: usize,
+    #[arg(long, value_name = "FILE")]
+    workload: Option<PathBuf>,
+    /// A scheduler's `admin.http`: what its cluster serves is placed; of several the primary is asked.
+    #[arg(long, value_name = "ADDRESS")]
+    scheduler: Vec<String>,
+    /// A scheduler's configuration file (TOML), which has its `admin.http`, and its `[placement]` instead of flags.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sub-clusters. Every GPU of one hosts all of its models. By default as many as a cluster's backends are in.
+    #[arg(long, required_unless_present_any = ["scheduler", "config"])]
+    partitions: Option<usize>,
     /// Print what would be moved and what that wins; nothing is changed anywhere.
     #[arg(long)]
     dry_run: bool,
@@ -37,20 +49,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
     /// Models that may be moved at most; new ones do not count.
-    #[arg(long, requires = "from")]
+    #[arg(long, requires = "now")]
     max_moves: Option<u32>,
     /// A model that must be in one sub-cluster; any number of them.
     #[arg(long, value_name = "MODEL=SUB-CLUSTER")]
     pin: Vec<String>,
-    /// Aggregate request rate per second.
-    #[arg(long, default_value_t = 1000.0)]
+    /// Aggregate request rate per second of a workload.
+    #[arg(long, default_value_t = 1000.0, conflicts_with_all = ["scheduler", "config"])]
     rate: f64,
     /// Requests per second that a sub-cluster takes at most.
     #[arg(long)]
     rate_max: Option<f64>,
-    /// What an imbalance of memory weighs beside one of rates.
-    #[arg(long, default_value_t = 1.0)]
-    memory_weight: f64,
+    /// What an imbalance of memory weighs beside one of rates; 1 by default.
+    #[arg(long)]
+    memory_weight: Option<f64>,
     /// Seed of the search.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -81,27 +93,46 @@ const NAMES: [(&str, &str); 5] = [
 /// # Errors
 /// On bad input (exit code 2), and if no placement was found (1).
 pub(super) fn run(args: &Args) -> Result<(), CommandError> {
-    let workload = bench::goodput::read_workload(&args.workload)?;
-    let problem = problem(args, &workload)?;
+    let problem = problem(args)?;
+    // What is read from a file has its keys.
+    let names = if args.config.is_some() { &[][..] } else { &NAMES };
     let named = |error: placement::PlacementError| {
-        NAMES.iter().fold(error.to_string(), |text, (field, flag)| text.replace(field, flag))
+        names.iter().fold(error.to_string(), |text, (field, flag)| text.replace(field, flag))
     };
     let mut search = Search::new(&problem, args.seed).map_err(|error| CommandError::Failed(named(error)))?;
     look(args, &mut search)?;
     let found = search.best().map_err(|error| CommandError::Found(named(error)))?;
-    let plan = args.from.is_some().then(|| search.plan(&found.sub_clusters));
+    let is_now = problem.models.iter().any(|model| model.former.is_some());
+    let plan = is_now.then(|| search.plan(&found.sub_clusters));
     if args.json {
         println!("{}", as_json(args, &problem, &found, plan.as_ref(), search.steps()));
     } else {
         let in_turn: Vec<usize> = (0..problem.models.len()).map(|model| model % problem.sub_clusters).collect();
         let before = plan.as_ref().map_or_else(|| ("in turn", search.score(&in_turn)), |plan| ("now", plan.before));
-        print!("{}", as_text(args, &problem, &found, plan.as_ref(), before));
+        print!("{}", as_text(&problem, &found, plan.as_ref(), before));
     }
     Ok(())
 }
 
-fn problem(args: &Args, workload: &Workload) -> Result<Problem, CommandError> {
+/// What a workload or a cluster asks for, and flags besides.
+fn problem(args: &Args) -> Result<Problem, CommandError> {
+    let mut problem = match &args.workload {
+        Some(file) => of_workload(args, &bench::goodput::read_workload(file)?)?,
+        None => of_cluster(args)?,
+    };
+    if let Some(rate) = args.rate_max {
+        problem.rate_max_rps = Some(positive("--rate-max", rate, RATE_MAX_RPS)?);
+    }
+    problem.memory_weight = args.memory_weight.unwrap_or(problem.memory_weight);
+    problem.disruption_max = args.max_moves.map(f64::from).or(problem.disruption_max);
+    let pins = args.pin.iter().map(|text| pin(text));
+    problem.pins.extend(pins.collect::<Result<Vec<_>, _>>()?);
+    Ok(problem)
+}
+
+fn of_workload(args: &Args, workload: &Workload) -> Result<Problem, CommandError> {
     let rate_rps = positive("--rate", args.rate, RATE_MAX_RPS)?;
+    let sub_clusters = args.partitions.unwrap_or_default();
     let former = args.from.as_ref().map(|path| former(path)).transpose()?.unwrap_or_default();
     let model = |model: &sim::workload::Model| Model {
         name: model.name.clone(),
@@ -110,17 +141,58 @@ fn problem(args: &Args, workload: &Workload) -> Result<Problem, CommandError> {
         dynamic_bytes: model.footprint.dynamic_bytes,
         move_cost: 1.0,
         // Where there are fewer sub-clusters now, what was in the others is homeless.
-        former: former.get(&model.name).copied().filter(|&at| at < args.partitions),
+        former: former.get(&model.name).copied().filter(|&at| at < sub_clusters),
     };
-    let rate_max_rps = args.rate_max.map(|rate| positive("--rate-max", rate, RATE_MAX_RPS)).transpose()?;
-    Ok(Problem {
-        rate_max_rps,
-        memory_max_bytes: workload.gpu_bytes,
-        memory_weight: args.memory_weight,
-        disruption_max: args.max_moves.map(f64::from),
-        pins: args.pin.iter().map(|text| pin(text)).collect::<Result<_, _>>()?,
-        ..Problem::new(args.partitions, workload.models.iter().map(model).collect())
-    })
+    let models = workload.models.iter().map(model).collect();
+    Ok(Problem { memory_max_bytes: workload.gpu_bytes, ..Problem::new(sub_clusters, models) })
+}
+
+fn of_cluster(args: &Args) -> Result<Problem, CommandError> {
+    let failed = |error: anyhow::Error| CommandError::Failed(format!("{error:#}"));
+    let (schedulers, config) = status::schedulers(&args.scheduler, args.config.as_deref()).map_err(failed)?;
+    let cluster = status::ask_all(&schedulers, page::decoded).map_err(failed)?;
+    let config = config.and_then(|config| config.placement);
+    let seated = cluster.backends.iter().filter_map(|backend| backend.sub_cluster).max();
+    let seated = seated.map(|most| usize::from(most) + 1);
+    let partitions = args.partitions.or(seated).or(config.as_ref().map(|config| config.sub_clusters.into()));
+    let expected = "how many sub-clusters there are to be, as no backend is in one";
+    let sub_clusters = partitions.ok_or_else(|| CommandError::flag("--partitions", expected, "none"))?;
+    Ok(served(&cluster.models, sub_clusters, config.as_ref()))
+}
+
+/// Models that are hosted, in all their versions, with what is asked of them and where they are.
+fn served(rows: &[ModelRow], sub_clusters: usize, config: Option<&config::Placement>) -> Problem {
+    let mut models: BTreeMap<&str, Model> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.backends > 0) {
+        let former = row.sub_cluster.map(usize::from).filter(|&at| at < sub_clusters);
+        let (name, rate_rps, static_bytes) = (row.name.clone(), row.rate_rps, row.weights_bytes);
+        let found = Model { name, rate_rps, static_bytes, dynamic_bytes: 0, move_cost: 1.0, former };
+        match models.entry(&row.name) {
+            Entry::Vacant(entry) => drop(entry.insert(found)),
+            Entry::Occupied(mut entry) => {
+                let model = entry.get_mut();
+                model.rate_rps += found.rate_rps;
+                model.static_bytes += found.static_bytes;
+                model.former = model.former.filter(|_| model.former == found.former);
+            }
+        }
+    }
+    let pins = config.into_iter().flat_map(|config| &config.pins);
+    let is_known = |(model, _): &(&String, &u16)| models.contains_key(model.as_str());
+    let pins = pins.filter(is_known).map(|(model, &at)| Pin { model: model.clone(), sub_cluster: at.into() }).collect();
+    let problem = Problem::new(sub_clusters, models.into_values().collect());
+    match config {
+        None => problem,
+        Some(config) => Problem {
+            rate_max_rps: config.rate_max_rps,
+            memory_max_bytes: config.memory_max_mb.map(|megabytes| (1e6 * megabytes) as u64),
+            memory_weight: config.memory_weight,
+            disruption_max: Some(config.moves_max.into()),
+            pins,
+            ..problem
+        },
+    }
+    .with_idle_models()
 }
 
 fn pin(text: &str) -> Result<Pin, CommandError> {
@@ -188,7 +260,8 @@ fn as_json(args: &Args, problem: &Problem, found: &Placement, plan: Option<&Plan
     json!({
         "seed": args.seed, "steps": steps, "sub_clusters": problem.sub_clusters, "rate_max_rps": problem.rate_max_rps,
         "memory_max_bytes": problem.memory_max_bytes, "memory_weight": problem.memory_weight,
-        "max_moves": args.max_moves, "objective": found.score.objective, "bound": found.bound,
+        "max_moves": problem.disruption_max.map(|max| max as u64),
+        "objective": found.score.objective, "bound": found.bound,
         "rate_imbalance": found.score.rate_imbalance, "memory_imbalance": found.score.memory_imbalance,
         "moves": moves.collect::<Vec<_>>(),
         "models": problem.models.iter().zip(&found.sub_clusters).map(model).collect::<Vec<_>>(),
@@ -197,13 +270,7 @@ fn as_json(args: &Args, problem: &Problem, found: &Placement, plan: Option<&Plan
 }
 
 /// Moves, sub-clusters, and what all wins.
-fn as_text(
-    args: &Args,
-    problem: &Problem,
-    found: &Placement,
-    plan: Option<&Plan>,
-    (name, before): (&str, Score),
-) -> String {
+fn as_text(problem: &Problem, found: &Placement, plan: Option<&Plan>, (name, before): (&str, Score)) -> String {
     let mut text = String::new();
     let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
     if let Some(plan) = plan {
@@ -232,7 +299,7 @@ fn as_text(
     };
     let header = ["", "imbalance of rates", "of memory", "objective", "over limits"];
     let _ = writeln!(text, "{}", table(header, [row(name, before), row("as placed", found.score)]));
-    let moves = plan.map_or_else(String::new, |plan| match args.max_moves {
+    let moves = plan.map_or_else(String::new, |plan| match problem.disruption_max {
         Some(max) => format!("{} of at most {max} moves; ", plan.moves.len()),
         None => format!("{} moves; ", plan.moves.len()),
     });
@@ -298,10 +365,36 @@ mod tests {
     }
 
     #[test]
+    fn a_cluster_is_placed_as_its_scheduler_would() {
+        let row = |name: &str, version: &str, rate_rps, sub_cluster| ModelRow {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            backends: 1,
+            rate_rps,
+            weights_bytes: 3,
+            sub_cluster,
+            ..ModelRow::default()
+        };
+        let gone = ModelRow { backends: 0, ..row("gone", "1", 9.0, Some(0)) };
+        let rows = [row("a", "1", 100.0, Some(0)), row("a", "2", 50.0, Some(0)), row("b", "1", 0.0, Some(1)), gone];
+        let config = "sub_clusters = 2\nmoves_max = 1\nrate_max_rps = 500\nmemory_max_mb = 2\n\
+                      pins = { b = 0, elsewhere = 1 }";
+        let problem = served(&rows, 2, Some(&toml::from_str(config).unwrap()));
+        let models: Vec<_> = problem.models.iter().map(|of| (&of.name[..], of.rate_rps, of.static_bytes)).collect();
+        assert_eq!(models, [("a", 150.0, 6), ("b", 0.75, 3)]);
+        assert_eq!(problem.models.iter().map(|of| of.former).collect::<Vec<_>>(), [Some(0), Some(1)]);
+        assert_eq!((problem.rate_max_rps, problem.memory_max_bytes), (Some(500.0), Some(2_000_000)));
+        assert_eq!((problem.disruption_max, &problem.pins[..]), (Some(1.0), &[pin("b=0").unwrap()][..]));
+
+        // In the middle of a move versions are in both.
+        let rows = [row("a", "1", 1.0, Some(0)), row("a", "2", 1.0, Some(1)), row("c", "1", 1.0, Some(7))];
+        assert!(served(&rows, 2, None).models.iter().all(|model| model.former.is_none()));
+    }
+
+    #[test]
     fn what_is_printed_as_json_is_what_is_there_now() {
         let (_file, args) = args("--partitions 4 --pin m-3=2");
-        let workload = bench::goodput::read_workload(&args.workload).unwrap();
-        let problem = problem(&args, &workload).unwrap();
+        let problem = problem(&args).unwrap();
         let found = Search::new(&problem, args.seed).unwrap().best().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), as_json(&args, &problem, &found, None, 0)).unwrap();

@@ -4,8 +4,7 @@ use std::{fmt, sync::Arc};
 
 use proto::{ModelId, Span, Timestamp};
 
-use super::{Rates, Standing};
-use crate::pricing::{BUSY_MAX, RATE_FACTOR};
+use super::{Rates, Standing, with_spare};
 
 /// How many GPUs are needed in all. Averages are over the window.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -80,7 +79,7 @@ impl SubCluster {
         let reason = match standing {
             None => Reason::Unknown,
             Some(_) if gpus == 0 => Reason::Gone,
-            Some(standing) if standing.low.is_some() => Reason::Held,
+            Some(standing) if standing.fewer.is_some() => Reason::Held,
             Some(standing) if standing.is_for_losses => Reason::Losses,
             Some(_) => Reason::Work,
         };
@@ -99,10 +98,12 @@ impl SubCluster {
 impl fmt::Display for SubCluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpus, work, lost_part, .. } = self;
-        let most = 100.0 * BUSY_MAX / RATE_FACTOR;
         match self.reason {
             Reason::Unknown => write!(f, "not known yet"),
-            Reason::Work => write!(f, "work for {work:.1} GPUs, which are to be busy for {most:.0} % of the time"),
+            Reason::Work => {
+                let spare = with_spare(*work) - work;
+                write!(f, "work for {work:.1} GPUs, and {spare:.1} to spare")
+            }
             Reason::Held => {
                 write!(f, "more than the work for {work:.1} GPUs takes, until it was so little for a while")
             }

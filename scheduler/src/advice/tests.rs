@@ -35,19 +35,28 @@ fn pass(advisor: &mut Advisor, second: i64, served: Served, gpus: usize) -> Opti
     advisor.advice().needed
 }
 
-/// The paper's words: N r / (1 - r) more if r is bad; else as many as leave no idle part that can be released, where no
-/// GPU is to be busy for more than 0.9 of the time, and 1.1 times as much may come.
+/// What docs/operations.md has to spare for this work, with it.
+fn spared(work: f64) -> f64 {
+    1.04 * work + 0.4 * work.sqrt()
+}
+
+/// GPUs for this work, and so many roots of them more.
+fn for_work(work: f64, roots: f64) -> u32 {
+    let gpus = spared(work);
+    let enough = |count: &u32| gpus + roots * gpus.sqrt() <= f64::from(*count) + 1e-6;
+    (1..).find(enough).unwrap()
+}
+
+/// The paper's words: N r / (1 - r) more if r is bad; else as many as leave no idle part that can be released.
 fn paper(gpus: usize, (in_time, lost): (u64, u64), work: f64) -> u32 {
-    let enough = |count: &u32| 1.1 * work <= 0.9 * f64::from(*count) + 1e-6;
-    let for_work = (1..).find(enough).unwrap();
     let all = in_time + lost;
     if all == 0 || lost * 100 <= all || lost * 60 < 5 {
-        return for_work;
+        return for_work(work, 0.0);
     }
     let (n, r) = (gpus as f64, lost as f64 / all as f64);
-    let most = (4.0 * 1.1 * work / 0.9 + 1.0).ceil() as u32;
-    let more = if r < 1.0 { (n + n * r / (1.0 - r) - 1e-6).ceil() as u32 } else { most };
-    for_work.max(more.min(most))
+    let most = (4.0 * spared(work) + 1.0 - 1e-6).ceil() as u32;
+    let more = if r < 1.0 { (spared(n + n * r / (1.0 - r)) - 1e-6).ceil() as u32 } else { most };
+    for_work(work, 0.0).max(more.min(most))
 }
 
 proptest! {
@@ -84,13 +93,10 @@ proptest! {
         let before = run(1, 2 * WINDOW, busy);
         prop_assert!(before.iter().all(|&needed| needed == paper(gpus, (1, 0), busy)));
         // A window after a step 98 % of it are seen.
-        let near = |needed: u32, to: f64| {
-            (paper(gpus, (1, 0), 0.97 * to)..=paper(gpus, (1, 0), 1.11 * to)).contains(&needed)
-        };
+        let near = |needed: u32, to: f64| (for_work(0.97 * to, 0.0)..=for_work(1.02 * to, 0.25)).contains(&needed);
         let risen = run(2 * WINDOW, 5 * WINDOW, 2.0 * busy);
         prop_assert!(risen.is_sorted(), "{risen:?}");
         prop_assert!(risen[WINDOW as usize..].iter().all(|&needed| near(needed, 2.0 * busy)), "{risen:?}");
-        prop_assert_eq!(risen[WINDOW as usize + 10], *risen.last().unwrap());
         let lasts = WINDOW.max(comes_after_s);
         let fallen = run(5 * WINDOW, 6 * WINDOW + 3 * lasts, busy);
         prop_assert!(fallen.is_sorted_by(|one, other| one >= other), "{fallen:?}");
@@ -98,21 +104,18 @@ proptest! {
         prop_assert!(near(*fallen.last().unwrap(), busy), "{fallen:?}");
     }
 
-    /// Of every second by itself, and in waves of any length.
+    /// As much of it as 11 GPUs' requests have that come in bursts of nine: it is seen once, and no GPU comes and goes.
     #[test]
-    fn noise_of_a_tenth_moves_nothing(seed in any::<u64>(), busy in 0.05f64..100.0, wave_s in 2.0f64..2_000.0) {
+    fn chance_moves_nothing_to_and_fro(seed in any::<u64>(), busy in 0.05f64..100.0) {
         let mut random = ChaCha12Rng::seed_from_u64(seed);
-        let mut noise = || 0.9 + 0.2 * (random.next_u32() as f64 / f64::from(u32::MAX));
-        let mut advisors = [advisor(AdviceConfig::default()), advisor(AdviceConfig::default())];
-        let mut first = [None; 2];
-        for now in 1..20 * WINDOW {
-            let wave = if now <= WINDOW { 1.0 } else { 1.0 + 0.099 * (now as f64 / wave_s).sin() };
-            for ((advisor, first), noise) in advisors.iter_mut().zip(&mut first).zip([noise(), wave]) {
-                let needed = pass(advisor, now, second(100, 0, noise * busy), 1);
-                *first = first.or(needed);
-                prop_assert_eq!(needed, *first, "at {} s", now);
-            }
-        }
+        let far = 0.3 / busy.sqrt().max(1.0);
+        let mut noise = || 1.0 + far * (2.0 * (random.next_u32() as f64 / f64::from(u32::MAX)) - 1.0);
+        let mut advisor = advisor(AdviceConfig::default());
+        let pass = |now| pass(&mut advisor, now, second(100, 0, noise() * busy), 1);
+        let needed: Vec<u32> = (1..20 * WINDOW).filter_map(pass).collect();
+        prop_assert!(needed.is_sorted(), "{needed:?}");
+        let most = for_work((1.0 + far / 2.0) * busy, 0.0);
+        prop_assert!(needed.iter().all(|needed| *needed <= most), "{needed:?}, {most}");
     }
 
     /// Whoever acts on it, and however late GPUs come then, has as many as the load takes, and never more: what was
@@ -127,8 +130,7 @@ proptest! {
         let offered = overload * 100.0 * start as f64;
         let mut advisor = advisor(AdviceConfig::default());
         let (mut gpus, mut wishes) = (start, vec![start; delay_s]);
-        // All of the load while GPUs are busy for 0.9 of the time, with 1.1 times of it to spare.
-        let most = (1.1 * offered / 90.0).ceil() as usize + 1;
+        let most = for_work(offered / 100.0, 0.0) as usize + 1;
         for now in 1..3_000 {
             let served = offered.min(100.0 * gpus as f64);
             let counts = second(served as u64, (offered - served) as u64, served / 100.0);
@@ -177,7 +179,7 @@ fn needed_by_work(traffic: Traffic, gpu_price: f64) -> u32 {
 
 #[test]
 fn what_is_needed_follows_from_the_work_at_the_price_of_gpus_not_from_who_is_idle() {
-    // Batches of 9.9, which take 1.565 ms a task: 3.13 GPUs, of which each is to be busy for 82 %.
+    // Batches of 9.9, which take 1.565 ms a task: 3.13 GPUs, and 0.83 to spare.
     assert_eq!(needed_by_work(resnet50(500, 9, 0), f64::INFINITY), 4);
     // sqrt(4 * 5.072 / (1.053 + 0.25)) = 3.95: 2.338 ms a task.
     assert_eq!(needed_by_work(resnet50(500, 9, 0), 4.0), 6);
@@ -199,10 +201,10 @@ fn sub_clusters_are_judged_by_themselves_and_share_what_they_share() {
     }
     let advice = advisor.advice();
     let [first, other] = &advice.sub_clusters[..] else { panic!("{advice:?}") };
-    // 700 tasks are its, of which 100 are lost: 2 / (1 - 1/7) = 2.3.
-    assert_eq!((first.gpus, first.needed, first.reason), (2, Some(3), Reason::Losses));
+    // 700 tasks are its, of which 100 are lost: 2 / (1 - 1/7) = 2.33, and 0.70 to spare.
+    assert_eq!((first.gpus, first.needed, first.reason), (2, Some(4), Reason::Losses));
     assert_eq!((other.gpus, other.needed, other.reason), (2, Some(1), Reason::Work));
-    assert_eq!((advice.gpus, advice.needed), (4, Some(4)));
+    assert_eq!((advice.gpus, advice.needed), (4, Some(5)));
     assert!((advice.busy - 2.0).abs() < 1e-6 && (advice.idle_part() - 0.5).abs() < 1e-6);
     let reason = advice.reason();
     assert!(reason.starts_with("the sum of 2 sub-clusters; where it is furthest off: "), "{reason}");
@@ -286,11 +288,11 @@ fn the_reason_says_what_asks_for_gpus_and_whether_they_are_late() {
         pass(&mut advisor, now, second(200, 0, 1.5), 4);
     }
     let [sub] = &advisor.advice().sub_clusters[..] else { panic!() };
-    assert_eq!((sub.needed, sub.reason), (Some(4), Reason::Held));
+    assert_eq!((sub.needed, sub.reason), (Some(5), Reason::Held));
     for now in 2 * WINDOW + 121..=6 * WINDOW {
         pass(&mut advisor, now, second(200, 0, 1.5), 4);
     }
     let advice = advisor.advice();
     assert_eq!(advice.needed, Some(2));
-    assert_eq!(advice.reason(), "work for 1.5 GPUs, which are to be busy for 82 % of the time");
+    assert_eq!(advice.reason(), "work for 1.5 GPUs, and 0.5 to spare");
 }

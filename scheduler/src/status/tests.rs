@@ -19,7 +19,7 @@ fn backend(id: u32, gpus: Vec<GpuShown>) -> BackendShown {
     let path = Some(transport::Path::soft(([10, 0, 0, 3], 4791).into()));
     let at = Some(Whereabouts { address: ([10, 0, 0, 3], 40_000).into(), path });
     let (state, weights) = (MemberState::Serving, WeightsTally { pages: 4, pages_used: 3, ..WeightsTally::default() });
-    BackendShown { id, name: format!("b{id}"), at, state, obeys: true, links: 1, weights, gpus }
+    BackendShown { id, name: format!("b{id}"), at, state, obeys: true, links: 1, sub_cluster: None, weights, gpus }
 }
 
 fn frontend(id: u32) -> FrontendShown {
@@ -166,6 +166,26 @@ fn news_of_models_and_members_are_taken_in() {
     let ids: Vec<_> = page.backends.iter().map(|row| row.id).collect();
     assert_eq!((ids, page.counts.models, page.counts.models_hosted), (vec![2], 2, 1));
     assert_eq!(page.models[1].backends, 1);
+}
+
+#[test]
+fn a_model_is_in_the_sub_cluster_of_all_that_host_it() {
+    let at = |id: u32, sub_cluster, models: &[u32]| BackendShown {
+        sub_cluster,
+        ..backend(id, vec![gpu(2 * id, models.iter().copied()), gpu(2 * id + 1, models.iter().copied())])
+    };
+    // Models: at home in 0; in 1; in both, as it moves; at a backend that is in none, too; nowhere.
+    let backends = vec![
+        at(0, Some(0), &[0, 2]),
+        at(1, Some(0), &[0, 3]),
+        at(2, Some(1), &[1, 2]),
+        at(3, None, &[3]),
+        at(4, Some(0), &[2]),
+    ];
+    let page = page(&status(backends, 1, 5), "");
+    let told: Vec<_> = page.models.iter().map(|row| row.sub_cluster).collect();
+    assert_eq!(told, [Some(0), Some(1), None, None, None]);
+    assert_eq!(page.backends.iter().map(|row| row.sub_cluster).collect::<Vec<_>>()[2..4], [Some(1), None]);
 }
 
 #[test]

@@ -16,6 +16,7 @@ fn board() -> Board {
         at: None,
         state: MemberState::Serving,
         obeys: true,
+        sub_cluster: None,
         links: 1,
         weights: Default::default(),
         gpus: Vec::new(),

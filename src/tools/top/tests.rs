@@ -32,6 +32,7 @@ fn backend(name: &str, gpus: Vec<GpuRow>) -> BackendRow {
         address: Some("10.0.0.3:40000".to_owned()),
         path: None,
         links: 1,
+        sub_cluster: None,
         gpus,
         models: 2,
         safe_to_remove: false,
@@ -43,7 +44,7 @@ fn backend(name: &str, gpus: Vec<GpuRow>) -> BackendRow {
 
 fn cluster(is_primary: bool, backends: Vec<BackendRow>) -> Box<ClusterPage> {
     let row = |address: &str, state: &str| SchedulerRow { address: address.to_owned(), state: state.to_owned() };
-    let (gpus, reason) = (2, "work takes 2.1 GPUs at 82 % of their time".to_owned());
+    let (gpus, reason) = (2, "work for 2.1 GPUs, and 0.7 to spare".to_owned());
     Box::new(ClusterPage {
         page: 0,
         pages: 1,
@@ -69,7 +70,7 @@ fn cluster(is_primary: bool, backends: Vec<BackendRow>) -> Box<ClusterPage> {
 }
 
 fn hosted(name: &str, gpus: u32) -> ModelRow {
-    ModelRow { name: name.to_owned(), version: "1".to_owned(), backends: 1, gpus }
+    ModelRow { name: name.to_owned(), version: "1".to_owned(), backends: 1, gpus, ..ModelRow::default() }
 }
 
 fn two_backends() -> Vec<BackendRow> {
@@ -121,7 +122,7 @@ fn gpus_are_lanes_with_what_they_ran() {
     let lines = shown(&mut told(), at(1_350));
     assert_eq!(lines[0], "downbeat top  0.5 s ago, the primary, epoch 3.0: rack7");
     assert_eq!(lines[1], "GPUs 2/3  backends 0/2  frontends 0/0  models 2 of 4");
-    assert_eq!(lines[2], "3 GPUs needed, 2 in use: work takes 2.1 GPUs at 82 % of their time");
+    assert_eq!(lines[2], "3 GPUs needed, 2 in use: work for 2.1 GPUs, and 0.7 to spare");
     assert_eq!(lines[3], "120 req/s, 91.3 % in time, p50 4.2 ms p99 61.0 ms, 10.0 dropped/s (deadline)");
     assert_eq!(lines[4], "[GPUs] models  members    by name");
     assert_eq!(lines[5], "BACKEND           GPU STATE    BUSY               MODEL                    BATCH");

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use proto::{BackendId, FrontendId, hello::Member};
+use proto::{BackendId, FrontendId, ModelId, hello::Member};
 
 use super::{Joining, Members};
 use crate::{
+    advice::Advisor,
     control::names::Names,
-    snapshot::{BackendShown, FrontendShown, GpuShown, MemberState, ModelName, Whereabouts},
+    snapshot::{BackendShown, FrontendShown, GpuShown, MemberState, ModelName, ModelShown, Whereabouts},
 };
 
 impl Members {
@@ -50,11 +51,18 @@ impl Members {
                 state: self.state((member, entry.leaves), &entry.joining, self.reach.backends.contains(&id)),
                 obeys: entry.obeys,
                 links: entry.linked.len(),
+                sub_cluster: entry.sub_cluster,
                 weights: entry.tally,
                 gpus: gpus.collect(),
             }
         });
         shown.collect()
+    }
+
+    /// All models.
+    pub(in super::super) fn shown_models(&self, advisor: &Advisor) -> Vec<ModelShown> {
+        let shown = (0..).map(ModelId).zip(&self.models);
+        shown.map(|(id, model)| ModelShown { rate_rps: advisor.rate(id), pages: model.weights.pages }).collect()
     }
 
     /// The models from this id on.
