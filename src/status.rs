@@ -263,7 +263,7 @@ mod tests {
         let expected = "backend  gpus  12  serving  10.0.0.3:40000  -     1/2   2       3.0 of 8.0 GiB  no: only here";
         assert_eq!(lines[3], "3 GPUs needed, 1 in use (75 % busy, 12.5 % of tasks lost): it is so");
         assert_eq!(lines[6], format!("{expected} 4 (a, b, ..)"), "{text}");
-        assert_eq!(lines.last(), Some(&"a      1        1         2"), "{text}");
+        assert_eq!(lines.last(), Some(&"a      1        1         2     0.0"), "{text}");
     }
 
     #[test]

@@ -10,8 +10,6 @@
 //! - *Losses*: with a part r of the tasks lost, N GPUs should have been N / (1 - r), which are the paper's
 //!   N r / (1 - r) more.
 //!
-//! Either is what GPUs would do that are always busy; some are to spare.
-//!
 //! All is averaged over a window with decay. Advice follows at once if more are needed. Fewer are said to do once
 //! that was so, with some slack, for as long as a new GPU takes to come. Nothing is said before a window has passed, as
 //! after a takeover.
@@ -42,7 +40,7 @@ const LOSSES_TIMES: f64 = 4.0;
 /// GPUs beyond the work that they are to do: a part of it, as no GPU is as well used as the model of it says, and a
 /// multiple of its root, as that is how far chance strays (square-root staffing).
 const SPARE_PART: f64 = 0.04;
-const SPARE_ROOTS: f64 = 0.4;
+const SPARE_ROOTS: f64 = 0.3;
 /// Fewer are said to do once they would with so many roots of the demand more: what chance takes comes back.
 const SLACK_ROOTS: f64 = 0.25;
 /// Sub-clusters that are told apart; with more all GPUs count as one.
@@ -193,10 +191,11 @@ impl Demand {
         let lost_part = rates.lost_part();
         let is_losing = lost_part > LOST_PART && rates.lost * window_ms >= LOST_MIN;
         let at_most = LOSSES_TIMES * for_work + 1.0;
-        // N + N r / (1 - r) would do all of it if they were always busy.
+        // N + N r / (1 - r), and at least what all of it would keep busy.
+        let (served, busy) = (1.0 - lost_part, rates.busy);
         let for_losses = match is_losing {
             false => 0.0,
-            true if lost_part < 1.0 => with_spare(gpus / (1.0 - lost_part)).min(at_most),
+            true if served > 0.0 => with_spare(busy / served).max(gpus / served).min(at_most),
             true => at_most,
         };
         Self { gpus: for_work.max(for_losses), is_for_losses: for_losses > for_work, is_losing }
