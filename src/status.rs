@@ -267,6 +267,17 @@ mod tests {
     }
 
     #[test]
+    fn sub_clusters_have_a_column_where_there_are_any() {
+        let mut cluster = cluster();
+        (cluster.backends[0].sub_cluster, cluster.models[0].rate_rps) = (Some(3), 12.25);
+        let text = table(&cluster, true);
+        assert!(text.contains("SAFE TO REMOVE                SUB-CLUSTER\n"), "{text}");
+        assert!(text.contains("no: only here 4 (a, b, ..)  3\n"), "{text}");
+        // A model that moves is in none.
+        assert!(text.ends_with("a      1        1         2     12.2        -\n"), "{text}");
+    }
+
+    #[test]
     fn what_is_not_known_is_a_question_mark() {
         let told = advice(&AdviceRow { reason: "a window has to pass".to_owned(), ..AdviceRow::default() });
         assert_eq!(told, "? GPUs needed, 0 in use (0 % busy, 0.0 % of tasks lost): a window has to pass\n\n");

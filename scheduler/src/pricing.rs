@@ -15,9 +15,9 @@ use crate::messages::Traffic;
 /// A batch of a model starts early with at most so many times the tasks that its window has room for.
 const SIZE_MAX_FACTOR: f64 = 1.1;
 /// More comes than was measured, so much: read too low a rate costs goodput, read too high nearly nothing.
-pub(crate) const RATE_FACTOR: f64 = 1.1;
+const RATE_FACTOR: f64 = 1.1;
 /// No plan keeps GPUs busier than this part of the time, as what happens is random.
-pub(crate) const BUSY_MAX: f64 = 0.9;
+const BUSY_MAX: f64 = 0.9;
 /// A GPU that may be used costs this part of its price whether it is busy or not, as its owner cannot give it up.
 const HELD_PART: f64 = 0.8;
 /// The prices that are tried: the lowest above 0, and each one's ratio to the one before.
