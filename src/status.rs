@@ -271,7 +271,7 @@ mod tests {
         let mut cluster = cluster();
         (cluster.backends[0].sub_cluster, cluster.models[0].rate_rps) = (Some(3), 12.25);
         let text = table(&cluster, true);
-        assert!(text.contains("SAFE TO REMOVE                SUB-CLUSTER\n"), "{text}");
+        assert!(text.contains("SAFE TO REMOVE              SUB-CLUSTER\n"), "{text}");
         assert!(text.contains("no: only here 4 (a, b, ..)  3\n"), "{text}");
         // A model that moves is in none.
         assert!(text.ends_with("a      1        1         2     12.2        -\n"), "{text}");
