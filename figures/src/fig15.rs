@@ -31,8 +31,8 @@ pub(crate) const FIG15: Figure = Figure {
 };
 
 const COMPARED: [&str; 4] = ["downbeat", SYMPHONY, "deferred", "eager"];
-const GPUS: u32 = 512;
-const MODELS: usize = 24;
+pub(crate) const GPUS: u32 = 512;
+pub(crate) const MODELS: usize = 24;
 const POINTS: usize = 100;
 /// Mean of all models at its highest, as a part of what the GPUs could serve with batches of the largest size.
 const PEAK_PART: f64 = 1.1;
@@ -81,11 +81,7 @@ struct Interval {
 }
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
-    let mut cluster = workload("24 models", &format!("gpus = {GPUS}\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\n"));
-    cluster.models.truncate(MODELS);
-    for model in &mut cluster.models {
-        model.share = 1.0 / MODELS as f64;
-    }
+    let cluster = cluster_of(GPUS);
     let peak_rps = PEAK_PART * cluster.capacity_rps();
     let seconds = context.seconds(0.6 * peak_rps * COMPARED.len() as f64);
     context.bar.inc_length(COMPARED.len() as u64);
@@ -137,6 +133,16 @@ impl Interval {
         let used = self.gpus.iter().filter(|&&used| used).count() as f64;
         [ended / width, self.answered as f64 / width, used, 100.0 * busy, 100.0 * bad, advice]
     }
+}
+
+/// The first models of the zoo, equally popular, on so many GPUs.
+pub(crate) fn cluster_of(gpus: u32) -> Workload {
+    let mut cluster = workload("24 models", &format!("gpus = {gpus}\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\n"));
+    cluster.models.truncate(MODELS);
+    for model in &mut cluster.models {
+        model.share = 1.0 / MODELS as f64;
+    }
+    cluster
 }
 
 fn in_time(intervals: &[Interval]) -> f64 {

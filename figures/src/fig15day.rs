@@ -11,8 +11,8 @@ use scheduler::{
 use sim::{Report, Workload};
 
 use crate::{
-    context::{Context, Run, axis_of, policy, workload},
-    fig15::Swing,
+    context::{Context, Run, axis_of, policy},
+    fig15::{GPUS, MODELS, Swing, cluster_of},
     figure::{Figure, FigureError},
     table::{Table, cell},
 };
@@ -38,8 +38,6 @@ pub(crate) const FIG15_DAY: Figure = Figure {
 const DELAYS_S: [u32; 3] = [0, 30, 180];
 const DAYS: u64 = 10;
 const DAY_S: u32 = 86_400;
-const GPUS_MAX: u32 = 512;
-const MODELS: usize = 24;
 /// The highest load of the day but for what is sudden, in GPUs that run the largest batches all the time.
 const PEAK_GPUS: f64 = 300.0;
 /// All models are asked for so much more often for an hour, which begins within these parts of the day.
@@ -179,7 +177,7 @@ fn follow(day: &Day, curve: &Curve, (gpu_rps, delay_s): (f64, u32), seed: u64) -
         advisor.handle_served(ModelId(0), &Served { in_time, lost, busy, traffic: Some(traffic) });
         advisor.handle_gpus(now, std::iter::repeat_n(&hosted, gpus as usize).cloned());
         let Some(needed) = advisor.advice().needed else { continue };
-        let (needed, ordered) = (needed.min(GPUS_MAX), coming.iter().map(|(_, count)| count).sum::<u32>());
+        let (needed, ordered) = (needed.min(GPUS), coming.iter().map(|(_, count)| count).sum::<u32>());
         if needed > gpus + ordered {
             coming.push((second + 1 + delay_s, needed - gpus - ordered));
         } else {
@@ -200,7 +198,7 @@ fn follow(day: &Day, curve: &Curve, (gpu_rps, delay_s): (f64, u32), seed: u64) -
 
 /// GPUs that bear a load.
 fn fewest(load: f64, highest: f64) -> u32 {
-    ((load / highest).ceil() as u32).clamp(1, GPUS_MAX)
+    ((load / highest).ceil() as u32).clamp(1, GPUS)
 }
 
 /// How many requests come in a second in which so many do on average: Poisson's, which is as good as normal.
@@ -244,12 +242,7 @@ impl Sum {
 
 fn draw(context: &Context) -> Result<(Chart, Table), FigureError> {
     let mut table = Table::new(&["GPU comes after (s)", "time (h)", "fewest GPUs", "GPUs", "bad rate (%)"]);
-    let models = format!("gpus = {SIMULATED_GPUS}\n[[model]]\nzoo = \"symphony-zoo-a100.csv\"\n");
-    let mut cluster = workload("24 models", &models);
-    cluster.models.truncate(MODELS);
-    for model in &mut cluster.models {
-        model.share = 1.0 / MODELS as f64;
-    }
+    let cluster = cluster_of(SIMULATED_GPUS);
     let capacity_rps = cluster.capacity_rps();
     let run = |load: f64| Run {
         workload: cluster.clone(),
@@ -338,4 +331,39 @@ fn chart(least: &[(f64, f64)], lines: &[Line]) -> Chart {
     let panels =
         vec![panel("GPUs", axis_of("GPUs", &gpus), gpus), panel("bad rate", axis_of("late or dropped (%)", &bad), bad)];
     Chart::new(FIG15_DAY.title, 1, panels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve() -> Curve {
+        let settled = |(load, bad, busy)| Settled { load, bad, busy };
+        Curve([(0.7, 0.0, 0.7), (0.9, 0.0, 0.9), (1.0, 0.1, 1.0), (2.0, 0.5, 1.0)].map(settled).to_vec())
+    }
+
+    #[test]
+    fn a_load_does_what_lies_between_those_that_were_simulated() {
+        let at = |load| (curve().at(load).bad, curve().at(load).busy);
+        let is_near = |(bad, busy): (f64, f64), to: (f64, f64)| (bad - to.0).abs() < 1e-9 && (busy - to.1).abs() < 1e-9;
+        assert!(is_near(at(0.35), (0.0, 0.35)) && is_near(at(0.95), (0.05, 0.95)) && is_near(at(1.5), (0.3, 1.0)));
+        assert!(is_near(at(9.0), (0.5, 1.0)), "nothing beyond the last was simulated");
+        assert!((curve().highest() - 0.91).abs() < 1e-9 && (curve().work() - 1.0).abs() < 1e-9);
+        assert_eq!((fewest(90.9, curve().highest()), fewest(91.5, curve().highest())), (100, 101));
+    }
+
+    #[test]
+    fn gpus_follow_a_step_once_they_have_come_and_what_is_bad_is_counted() {
+        let loads = [vec![50.0; 600], vec![100.0; 1_400]].concat();
+        let day = Day { loads, steps: vec![600] };
+        let moments = follow(&day, &curve(), (1e6, 30), 1);
+        let (before, after) = (moments[599].gpus, moments[1_999].gpus);
+        assert!((55..=60).contains(&before) && (107..=116).contains(&after), "{before}, {after}");
+        assert!(moments[600..630].iter().all(|moment| moment.gpus == before), "none has come before 30 s");
+        let sum = Sum::of(&day, &moments, curve().highest(), 30);
+        assert!((30..=90).contains(&sum.bad_s) && sum.beyond_s == 0, "{} {}", sum.bad_s, sum.beyond_s);
+        let unexcused = Day { steps: Vec::new(), ..day };
+        let sum = Sum::of(&unexcused, &moments, curve().highest(), 30);
+        assert_eq!(sum.beyond_s, sum.bad_s);
+    }
 }

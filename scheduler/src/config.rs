@@ -242,15 +242,11 @@ fn default_memory_weight() -> f64 {
 }
 
 impl Placement {
-    /// Whether a scheduler takes it.
+    /// As a scheduler takes it.
     ///
     /// # Errors
     /// If a key is wrong.
-    pub fn check(&self) -> Result<(), RunError> {
-        self.checked().map(drop)
-    }
-
-    fn checked(&self) -> Result<PlacementConfig, RunError> {
+    pub fn checked(&self) -> Result<PlacementConfig, RunError> {
         let Self { sub_clusters, epoch_ms, moves_max, rate_max_rps, memory_max_mb, memory_weight, ref pins } = *self;
         let wrong =
             |key: &str, expected, found: String| Err(RunError::Placement { key: key.to_owned(), expected, found });

@@ -46,6 +46,22 @@ pub struct PlacementConfig {
     pub pins: BTreeMap<String, u16>,
 }
 
+impl PlacementConfig {
+    /// What is to be searched, for so many sub-clusters, these models and these pins.
+    #[must_use]
+    pub fn problem(&self, sub_clusters: usize, models: Vec<Model>, pins: Vec<Pin>) -> Problem {
+        Problem {
+            rate_max_rps: self.rate_max_rps,
+            memory_max_bytes: self.memory_max_bytes,
+            memory_weight: self.memory_weight,
+            disruption_max: Some(self.moves_max.into()),
+            pins,
+            ..Problem::new(sub_clusters, models)
+        }
+        .with_idle_models()
+    }
+}
+
 /// What there is to place, and where it is.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct View {
@@ -376,15 +392,8 @@ impl Placer {
                 expected: "one that has".to_owned(),
             }),
         };
-        Ok(Problem {
-            rate_max_rps: self.config.rate_max_rps,
-            memory_max_bytes: self.config.memory_max_bytes,
-            memory_weight: self.config.memory_weight,
-            disruption_max: Some(self.config.moves_max.into()),
-            pins: self.config.pins.iter().map(pin).collect::<Result<_, _>>()?,
-            ..Problem::new(clusters.len(), models.collect())
-        }
-        .with_idle_models())
+        let pins = self.config.pins.iter().map(pin).collect::<Result<_, _>>()?;
+        Ok(self.config.problem(clusters.len(), models.collect(), pins))
     }
 
     /// A search has ended: models that had no home have one now, and others move if that is worth it.

@@ -257,7 +257,10 @@ pub struct ModelRow {
     /// Bytes of its weights, where GPUs' memory is short.
     #[serde(default)]
     pub weights_bytes: u64,
-    /// The sub-cluster of all backends that host it, if that is one.
+    /// Of these backends, those that the scheduler places models on.
+    #[serde(default)]
+    pub backends_placed: u32,
+    /// The sub-cluster of all of those, if that is one.
     #[serde(default)]
     pub sub_cluster: Option<u16>,
 }
@@ -379,6 +382,7 @@ impl Status {
                         gpus: hosts.gpus[id],
                         rate_rps,
                         weights_bytes: u64::from(pages) * PAGE_BYTES,
+                        backends_placed: hosts.placed[id],
                         sub_cluster: hosts.sub_clusters[id],
                     }
                 })
@@ -465,7 +469,9 @@ struct Hosts {
     backends: Vec<u32>,
     /// By model: usable GPUs of these.
     gpus: Vec<u32>,
-    /// By model: the sub-cluster of all these backends, if that is one.
+    /// By model: those of these backends that are in a sub-cluster.
+    placed: Vec<u32>,
+    /// By model: the sub-cluster of all of those, if that is one.
     sub_clusters: Vec<Option<u16>>,
     /// By place of the backend: what it hosts and no other live backend does, and how much it hosts.
     only_here: Vec<OnlyHere>,
@@ -480,8 +486,9 @@ struct OnlyHere {
 
 impl Hosts {
     fn of(snapshot: &Snapshot, models: usize) -> Self {
-        let (backends, gpus, sub_clusters) = (vec![0; models], vec![0; models], vec![None; models]);
-        let mut hosts = Self { backends, gpus, sub_clusters, only_here: Vec::new() };
+        let none = || vec![0; models];
+        let (sub_clusters, only_here) = (vec![None; models], Vec::new());
+        let mut hosts = Self { backends: none(), gpus: none(), placed: none(), sub_clusters, only_here };
         let (mut seen, mut usable) = (Seen::new(models), Seen::new(models));
         for backend in snapshot.backends.iter().filter(|backend| is_live(backend)) {
             seen.begin();
@@ -489,10 +496,14 @@ impl Hosts {
                 // Names come with the snapshot that has their ids.
                 let model = model as usize;
                 hosts.gpus[model] += 1;
-                if seen.is_first(model) {
-                    let (at, is_first) = (&mut hosts.sub_clusters[model], hosts.backends[model] == 0);
-                    *at = backend.sub_cluster.filter(|&here| is_first || *at == Some(here));
-                    hosts.backends[model] += 1;
+                if !seen.is_first(model) {
+                    continue;
+                }
+                hosts.backends[model] += 1;
+                if let Some(here) = backend.sub_cluster {
+                    let (at, placed) = (&mut hosts.sub_clusters[model], &mut hosts.placed[model]);
+                    *at = Some(here).filter(|_| *placed == 0 || *at == Some(here));
+                    *placed += 1;
                 }
             }
         }

@@ -301,7 +301,7 @@ impl Layout {
         let policy = policy.with_gpu_price(self.gpu_price).map_err(|error| anyhow!(error))?;
         policy.check_gpu_prices(&self.gpu_prices).map_err(|error| anyhow!(error))?;
         self.advice.check()?;
-        self.placement.as_ref().map_or(Ok(()), scheduler::config::Placement::check)?;
+        self.placement.as_ref().map(scheduler::config::Placement::checked).transpose()?;
         let has_both = |backend: &BackendLayout| backend.placement.is_some() && !backend.models.is_empty();
         if let Some(index) = self.backend.iter().position(has_both) {
             bail!("backend {index}: placement: found \"auto\" beside models, expected one of both");

@@ -14,7 +14,7 @@ use clap::{ArgGroup, Args as ClapArgs};
 use cli::{CommandError, positive, table, within};
 use indicatif::{ProgressBar, ProgressStyle};
 use placement::{Model, Pin, Placement, Plan, Problem, RATE_MAX_RPS, Score, Search};
-use scheduler::{config, status::ModelRow};
+use scheduler::status::ModelRow;
 use serde::Deserialize;
 use serde_json::json;
 use sim::Workload;
@@ -102,7 +102,7 @@ pub(super) fn run(args: &Args) -> Result<(), CommandError> {
     let mut search = Search::new(&problem, args.seed).map_err(|error| CommandError::Failed(named(error)))?;
     look(args, &mut search)?;
     let found = search.best().map_err(|error| CommandError::Found(named(error)))?;
-    let is_now = problem.models.iter().any(|model| model.former.is_some());
+    let is_now = args.from.is_some() || problem.models.iter().any(|model| model.former.is_some());
     let plan = is_now.then(|| search.plan(&found.sub_clusters));
     if args.json {
         println!("{}", as_json(args, &problem, &found, plan.as_ref(), search.steps()));
@@ -151,19 +151,29 @@ fn of_cluster(args: &Args) -> Result<Problem, CommandError> {
     let failed = |error: anyhow::Error| CommandError::Failed(format!("{error:#}"));
     let (schedulers, config) = status::schedulers(&args.scheduler, args.config.as_deref()).map_err(failed)?;
     let cluster = status::ask_all(&schedulers, page::decoded).map_err(failed)?;
-    let config = config.and_then(|config| config.placement);
+    let config = config.and_then(|config| config.placement).map(|placement| placement.checked()).transpose();
+    let config = config.map_err(|error| CommandError::Failed(error.to_string()))?;
     let seated = cluster.backends.iter().filter_map(|backend| backend.sub_cluster).max();
     let seated = seated.map(|most| usize::from(most) + 1);
     let partitions = args.partitions.or(seated).or(config.as_ref().map(|config| config.sub_clusters.into()));
     let expected = "how many sub-clusters there are to be, as no backend is in one";
     let sub_clusters = partitions.ok_or_else(|| CommandError::flag("--partitions", expected, "none"))?;
-    Ok(served(&cluster.models, sub_clusters, config.as_ref()))
+    let models = served(&cluster.models, seated.is_some(), sub_clusters);
+    Ok(match config {
+        None => Problem::new(sub_clusters, models).with_idle_models(),
+        Some(config) => {
+            let pin = |(model, &at): (&String, &u16)| Pin { model: model.clone(), sub_cluster: at.into() };
+            let pins = config.pins.iter().map(pin).collect();
+            config.problem(sub_clusters, models, pins)
+        }
+    })
 }
 
-/// Models that are hosted, in all their versions, with what is asked of them and where they are.
-fn served(rows: &[ModelRow], sub_clusters: usize, config: Option<&config::Placement>) -> Problem {
+/// Models that are hosted, in all their versions, with what is asked of them and where they are. Where backends are in
+/// sub-clusters, what only others host is not there to be placed.
+fn served(rows: &[ModelRow], are_seated: bool, sub_clusters: usize) -> Vec<Model> {
     let mut models: BTreeMap<&str, Model> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.backends > 0) {
+    for row in rows.iter().filter(|row| if are_seated { row.backends_placed > 0 } else { row.backends > 0 }) {
         let former = row.sub_cluster.map(usize::from).filter(|&at| at < sub_clusters);
         let (name, rate_rps, static_bytes) = (row.name.clone(), row.rate_rps, row.weights_bytes);
         let found = Model { name, rate_rps, static_bytes, dynamic_bytes: 0, move_cost: 1.0, former };
@@ -177,22 +187,7 @@ fn served(rows: &[ModelRow], sub_clusters: usize, config: Option<&config::Placem
             }
         }
     }
-    let pins = config.into_iter().flat_map(|config| &config.pins);
-    let is_known = |(model, _): &(&String, &u16)| models.contains_key(model.as_str());
-    let pins = pins.filter(is_known).map(|(model, &at)| Pin { model: model.clone(), sub_cluster: at.into() }).collect();
-    let problem = Problem::new(sub_clusters, models.into_values().collect());
-    match config {
-        None => problem,
-        Some(config) => Problem {
-            rate_max_rps: config.rate_max_rps,
-            memory_max_bytes: config.memory_max_mb.map(|megabytes| (1e6 * megabytes) as u64),
-            memory_weight: config.memory_weight,
-            disruption_max: Some(config.moves_max.into()),
-            pins,
-            ..problem
-        },
-    }
-    .with_idle_models()
+    models.into_values().collect()
 }
 
 fn pin(text: &str) -> Result<Pin, CommandError> {
@@ -365,30 +360,30 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_placed_as_its_scheduler_would() {
+    fn a_clusters_models_are_where_all_their_versions_are() {
         let row = |name: &str, version: &str, rate_rps, sub_cluster| ModelRow {
             name: name.to_owned(),
             version: version.to_owned(),
             backends: 1,
             rate_rps,
             weights_bytes: 3,
+            backends_placed: 1,
             sub_cluster,
             ..ModelRow::default()
         };
-        let gone = ModelRow { backends: 0, ..row("gone", "1", 9.0, Some(0)) };
-        let rows = [row("a", "1", 100.0, Some(0)), row("a", "2", 50.0, Some(0)), row("b", "1", 0.0, Some(1)), gone];
-        let config = "sub_clusters = 2\nmoves_max = 1\nrate_max_rps = 500\nmemory_max_mb = 2\n\
-                      pins = { b = 0, elsewhere = 1 }";
-        let problem = served(&rows, 2, Some(&toml::from_str(config).unwrap()));
-        let models: Vec<_> = problem.models.iter().map(|of| (&of.name[..], of.rate_rps, of.static_bytes)).collect();
-        assert_eq!(models, [("a", 150.0, 6), ("b", 0.75, 3)]);
-        assert_eq!(problem.models.iter().map(|of| of.former).collect::<Vec<_>>(), [Some(0), Some(1)]);
-        assert_eq!((problem.rate_max_rps, problem.memory_max_bytes), (Some(500.0), Some(2_000_000)));
-        assert_eq!((problem.disruption_max, &problem.pins[..]), (Some(1.0), &[pin("b=0").unwrap()][..]));
-
-        // In the middle of a move versions are in both.
-        let rows = [row("a", "1", 1.0, Some(0)), row("a", "2", 1.0, Some(1)), row("c", "1", 1.0, Some(7))];
-        assert!(served(&rows, 2, None).models.iter().all(|model| model.former.is_none()));
+        let fixed = ModelRow { backends_placed: 0, ..row("fixed", "1", 9.0, None) };
+        let gone = ModelRow { backends: 0, backends_placed: 0, ..row("gone", "1", 9.0, None) };
+        let rows = [row("a", "1", 100.0, Some(0)), row("a", "2", 50.0, Some(0)), row("b", "1", 1.0, Some(1))];
+        let moves = [row("c", "1", 1.0, Some(0)), row("c", "2", 1.0, Some(1)), row("d", "1", 1.0, Some(7))];
+        let rows = [&rows[..], &moves[..], &[fixed, gone]].concat();
+        let told = |models: Vec<Model>| -> Vec<_> {
+            models.into_iter().map(|of| (of.name, of.rate_rps, of.static_bytes, of.former)).collect()
+        };
+        let expected = [("a", 150.0, 6, Some(0)), ("b", 1.0, 3, Some(1)), ("c", 2.0, 6, None), ("d", 1.0, 3, None)];
+        let mut expected = expected.map(|(name, rate, bytes, former)| (name.to_owned(), rate, bytes, former)).to_vec();
+        assert_eq!(told(served(&rows, true, 2)), expected);
+        expected.push(("fixed".to_owned(), 9.0, 3, None));
+        assert_eq!(told(served(&rows, false, 2)), expected);
     }
 
     #[test]

@@ -174,17 +174,17 @@ fn a_model_is_in_the_sub_cluster_of_all_that_host_it() {
         sub_cluster,
         ..backend(id, vec![gpu(2 * id, models.iter().copied()), gpu(2 * id + 1, models.iter().copied())])
     };
-    // Models: at home in 0; in 1; in both, as it moves; at a backend that is in none, too; nowhere.
+    // Models: at home in 0; in 1; in both, as it moves; in 0 and at a backend that is in none; only there; nowhere.
     let backends = vec![
         at(0, Some(0), &[0, 2]),
         at(1, Some(0), &[0, 3]),
         at(2, Some(1), &[1, 2]),
-        at(3, None, &[3]),
+        at(3, None, &[3, 4]),
         at(4, Some(0), &[2]),
     ];
-    let page = page(&status(backends, 1, 5), "");
-    let told: Vec<_> = page.models.iter().map(|row| row.sub_cluster).collect();
-    assert_eq!(told, [Some(0), Some(1), None, None, None]);
+    let page = page(&status(backends, 1, 6), "");
+    let told: Vec<_> = page.models.iter().map(|row| (row.backends_placed, row.sub_cluster)).collect();
+    assert_eq!(told, [(2, Some(0)), (1, Some(1)), (3, None), (1, Some(0)), (0, None), (0, None)]);
     assert_eq!(page.backends.iter().map(|row| row.sub_cluster).collect::<Vec<_>>()[2..4], [Some(1), None]);
 }
 
