@@ -339,17 +339,17 @@ mod tests {
 
     fn curve() -> Curve {
         let settled = |(load, bad, busy)| Settled { load, bad, busy };
-        Curve([(0.7, 0.0, 0.7), (0.9, 0.0, 0.9), (1.0, 0.1, 1.0), (2.0, 0.5, 1.0)].map(settled).to_vec())
+        Curve([(0.7, 0.0, 0.7), (0.95, 0.0, 0.95), (1.0, 0.05, 1.0), (2.0, 0.5, 1.0)].map(settled).to_vec())
     }
 
     #[test]
     fn a_load_does_what_lies_between_those_that_were_simulated() {
         let at = |load| (curve().at(load).bad, curve().at(load).busy);
         let is_near = |(bad, busy): (f64, f64), to: (f64, f64)| (bad - to.0).abs() < 1e-9 && (busy - to.1).abs() < 1e-9;
-        assert!(is_near(at(0.35), (0.0, 0.35)) && is_near(at(0.95), (0.05, 0.95)) && is_near(at(1.5), (0.3, 1.0)));
+        assert!(is_near(at(0.35), (0.0, 0.35)) && is_near(at(0.975), (0.025, 0.975)) && is_near(at(1.5), (0.275, 1.0)));
         assert!(is_near(at(9.0), (0.5, 1.0)), "nothing beyond the last was simulated");
-        assert!((curve().highest() - 0.91).abs() < 1e-9 && (curve().work() - 1.0).abs() < 1e-9);
-        assert_eq!((fewest(90.9, curve().highest()), fewest(91.5, curve().highest())), (100, 101));
+        assert!((curve().highest() - 0.96).abs() < 1e-9 && (curve().work() - 1.0).abs() < 1e-9);
+        assert_eq!((fewest(95.9, curve().highest()), fewest(96.5, curve().highest())), (100, 101));
     }
 
     #[test]
