@@ -4,7 +4,8 @@ use chart::{Axis, Chart, Mark, Panel, Series};
 
 use crate::{
     context::{
-        Context, IN_TIME, Run, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, transposed, workload,
+        AUTHORS, Context, IN_TIME, Run, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, transposed,
+        workload,
     },
     figure::{Figure, FigureError},
     table::{Table, cell},
@@ -24,7 +25,7 @@ pub(crate) const CLOCKWORK7: Figure = Figure {
     draw,
 };
 
-const NAMES: [&str; 5] = ["downbeat", SYMPHONY, "deferred", "eager", "clockwork"];
+const NAMES: [&str; 6] = ["downbeat", AUTHORS, SYMPHONY, "deferred", "eager", "clockwork"];
 const COPIES: [usize; 2] = [12, 48];
 const RATES: [f64; 3] = [600.0, 1_200.0, 2_400.0];
 const STEPS: i32 = 12;

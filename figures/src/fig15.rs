@@ -10,7 +10,7 @@ use scheduler::Policy;
 use sim::{Options, Workload, arrivals::Arrivals, cluster, trace::Event};
 
 use crate::{
-    context::{Context, IN_TIME, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, workload},
+    context::{AUTHORS, Context, IN_TIME, SYMPHONY, axis_of, legend_of, look_of, note_rivals, policy, workload},
     figure::{Figure, FigureError},
     table::{Table, cell},
 };
@@ -30,7 +30,7 @@ pub(crate) const FIG15: Figure = Figure {
     draw,
 };
 
-const COMPARED: [&str; 4] = ["downbeat", SYMPHONY, "deferred", "eager"];
+const COMPARED: [&str; 5] = ["downbeat", AUTHORS, SYMPHONY, "deferred", "eager"];
 pub(crate) const GPUS: u32 = 512;
 pub(crate) const MODELS: usize = 24;
 const POINTS: usize = 100;
