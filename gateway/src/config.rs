@@ -290,8 +290,11 @@ pub struct Otlp {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SelectionConfig {
-    /// `redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`.
+    /// `redis[s]://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`; `rediss` is TLS 1.3.
     pub redis: RedisUrl,
+    /// For `rediss`: the authorities (PEM) that the server's certificate may come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redis_authority: Option<PathBuf>,
     /// A file with the password, read anew for each connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redis_password_file: Option<PathBuf>,
@@ -308,7 +311,8 @@ impl SelectionConfig {
     #[must_use]
     pub fn at(redis: impl Into<String>) -> Self {
         let (redis_timeout_ms, context_ttl_secs) = (default_redis_timeout_ms(), default_context_ttl_secs());
-        Self { redis: RedisUrl(redis.into()), redis_password_file: None, redis_timeout_ms, context_ttl_secs }
+        let redis = RedisUrl(redis.into());
+        Self { redis, redis_authority: None, redis_password_file: None, redis_timeout_ms, context_ttl_secs }
     }
 }
 

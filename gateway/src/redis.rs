@@ -20,10 +20,11 @@ use frontend::excerpt;
 use percent_encoding::percent_decode_str;
 use proto::Span;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::TcpStream,
     sync::{mpsc, oneshot},
 };
+use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 use transport::Address;
 
 use self::resp::Value;
@@ -56,6 +57,7 @@ pub(crate) struct Redis {
 /// Where it is, and who we are there.
 struct Place {
     address: Address,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
     database: u32,
     user: Option<String>,
     password: Password,
@@ -131,15 +133,37 @@ impl Redis {
 
 impl Place {
     fn of(config: &SelectionConfig, life: u64) -> Result<Self, String> {
-        let SelectionConfig { redis: RedisUrl(url), redis_password_file, redis_timeout_ms, context_ttl_secs } = config;
+        let SelectionConfig { redis: RedisUrl(url), redis_password_file, redis_timeout_ms, context_ttl_secs, .. } =
+            config;
         let wrong = || {
             let found = excerpt(config.redis.without_secret());
-            format!("selection.redis: found '{found}', expected redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]")
+            format!("selection.redis: found '{found}', expected redis[s]://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]")
         };
-        let rest = url.strip_prefix("redis://").ok_or_else(wrong)?;
+        let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
         let (who, place) = rest.rsplit_once('@').map_or((None, rest), |(who, place)| (Some(who), place));
         let (address, database) = place.split_once('/').unwrap_or((place, ""));
-        let address = address.parse().map_err(|_| wrong())?;
+        let address: Address = address.parse().map_err(|_| wrong())?;
+        let tls = match (scheme, &config.redis_authority) {
+            ("redis", None) => None,
+            ("redis", Some(_)) => {
+                return Err("selection.redis_authority: found a file, expected none for redis://".to_owned());
+            }
+            ("rediss", None) => {
+                let expected = "a file (PEM) with who vouches for the server of rediss://";
+                return Err(format!("selection.redis_authority: found none, expected {expected}"));
+            }
+            ("rediss", Some(file)) => {
+                let client = transport::client_tls("selection.redis_authority", file);
+                let client = client.map_err(|error| error.to_string())?;
+                let name = match (address.ip(), address.name()) {
+                    (Some(at), _) => ServerName::from(at.ip()),
+                    (None, Some((host, _))) => ServerName::try_from(host.to_owned()).map_err(|_| wrong())?,
+                    (None, None) => return Err(wrong()),
+                };
+                Some((TlsConnector::from(Arc::new(client)), name))
+            }
+            _ => return Err(wrong()),
+        };
         let database = if database.is_empty() { 0 } else { database.parse().map_err(|_| wrong())? };
         let decoded = |text: &str| -> Result<String, String> {
             percent_decode_str(text).decode_utf8().map(Into::into).map_err(|_| wrong())
@@ -169,7 +193,7 @@ impl Place {
         }
         let (timeout, ttl_s) = (Duration::from_millis(*redis_timeout_ms), context_ttl_secs.to_string());
         let applied = format!("downbeat:applied:{life:016x}");
-        Ok(Self { address, database, user, password, timeout, ttl_s, applied })
+        Ok(Self { address, tls, database, user, password, timeout, ttl_s, applied })
     }
 
     async fn serve(self, mut waiting: mpsc::Receiver<Waiting>) {
@@ -211,6 +235,13 @@ impl Place {
     async fn connect(&self) -> Result<Connection, String> {
         let stream = TcpStream::connect(self.address.to_string()).await.map_err(|error| error.to_string())?;
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let stream: Box<dyn Stream> = match &self.tls {
+            None => Box::new(stream),
+            Some((tls, name)) => {
+                let connected = tls.connect(name.clone(), stream).await;
+                Box::new(connected.map_err(|error| format!("no TLS: {}", excerpt(&error.to_string())))?)
+            }
+        };
         let mut connection = Connection { stream, unread: Vec::new() };
         let database = self.database.to_string();
         let mut commands: Vec<Vec<&[u8]>> = Vec::new();
@@ -282,8 +313,13 @@ impl Password {
     }
 }
 
+/// With TLS or without.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
 struct Connection {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     unread: Vec<u8>,
 }
 
@@ -294,6 +330,7 @@ impl Connection {
         let mut bytes = Vec::new();
         resp::write(&parts, &mut bytes);
         self.stream.write_all(&bytes).await.map_err(|error| error.to_string())?;
+        self.stream.flush().await.map_err(|error| error.to_string())?;
         loop {
             if let Some((value, rest)) = resp::read(&self.unread).map_err(|_| nonsense())? {
                 self.unread = rest.to_vec();

@@ -4,6 +4,7 @@
 use std::{
     io::Write as _,
     net::{SocketAddr, TcpListener},
+    path::Path,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -12,6 +13,7 @@ use ensembles::{
     selection::Learner,
 };
 use proto::{Span, Timestamp};
+use rcgen::{CertificateParams, Issuer, KeyPair};
 use repository::{Agreement, Learning, Policy, Selection};
 use testing::{RedisServer, eventually};
 
@@ -247,6 +249,55 @@ fn a_wrong_password_is_told_and_a_right_one_taken() {
     assert_eq!(frontend.contexts.counts().told, 2);
 }
 
+/// An authority, a certificate of it for 127.0.0.1 with its key, and another authority.
+fn certificates(folder: &Path) {
+    let authority = |name: &str| {
+        let mut params = CertificateParams::new([]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        fs::write(folder.join(name), params.self_signed(&key).unwrap().pem()).unwrap();
+        Issuer::new(params, key)
+    };
+    authority("other.pem");
+    let issuer = authority("ca.pem");
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+    fs::write(folder.join("server.pem"), certificate.pem()).unwrap();
+    fs::write(folder.join("server.key"), key.serialize_pem()).unwrap();
+}
+
+#[test]
+fn a_server_is_known_by_its_certificate_and_what_is_said_is_encrypted() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let [certificate, key] = ["server.pem", "server.key"].map(|file| folder.path().join(file).display().to_string());
+    let at = testing::Port::hold();
+    let port = at.address().port().to_string();
+    let options = ["--tls-port", &port, "--tls-cert-file", &certificate, "--tls-key-file", &key];
+    let options = [&options[..], &["--tls-auth-clients", "no", "--requirepass", "sesame"]].concat();
+    let Some(server) = Server::start(&options) else { return };
+    let config = |url: String, authority: &str| SelectionConfig {
+        redis_authority: Some(folder.path().join(authority)),
+        ..config(RedisUrl(url), 10_000)
+    };
+    let url = format!("rediss://:sesame@{}/1", at.address());
+    let mut frontend = Frontend::of(&config(url.clone(), "ca.pem"));
+    frontend.learn("ann", 1.0);
+    frontend.exchange_all();
+    // It is the same server without.
+    let sum = server.tell(":sesame@", &["HGET", "downbeat:context:vote/1:0:ann", "0:0"]);
+    assert_eq!(sum, Ok(Value::Text("1".to_owned())));
+    // Somebody else's certificate, and a server that speaks no TLS.
+    let plain = format!("rediss://{}", pretend(b"-ERR unknown command\r\n"));
+    for (url, authority) in [(url, "other.pem"), (plain, "ca.pem")] {
+        let mut frontend = Frontend::of(&config(url, authority));
+        frontend.learn("ann", 1.0);
+        let why = frontend.exchange().unwrap_err();
+        assert!(why.starts_with("no TLS: "), "{why}");
+        assert!(frontend.ask("ann"), "answers go on");
+    }
+}
+
 #[test]
 fn a_key_of_something_else_costs_its_own_context_alone() {
     let Some(server) = Server::start(&[]) else { return };
@@ -328,10 +379,10 @@ fn where_it_is_stands_in_a_url() {
     assert_eq!(of("redis://127.0.0.1:6379"), Ok(("127.0.0.1:6379".to_owned(), 0)));
     assert_eq!(of("redis://:a@b%40c@redis:6379/12"), Ok(("redis:6379".to_owned(), 12)));
     for wrong in
-        ["", "redis:6379", "rediss://redis:6379", "redis://redis", "redis://redis:6379/x", "redis://me@redis:1"]
+        ["", "redis:6379", "valkey://redis:6379", "redis://redis", "redis://redis:6379/x", "redis://me@redis:1"]
     {
         let why = of(wrong).unwrap_err();
-        assert!(why.ends_with("expected redis://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]"), "{why}");
+        assert!(why.ends_with("expected redis[s]://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]"), "{why}");
     }
     let why = of("http://:secret@redis:6379").unwrap_err();
     assert!(why.starts_with("selection.redis: found 'redis:6379', expected") && !why.contains("secret"), "{why}");
@@ -343,6 +394,15 @@ fn where_it_is_stands_in_a_url() {
     let none =
         SelectionConfig { redis_password_file: Some("/none".into()), ..config(RedisUrl("redis://b:1".to_owned()), 1) };
     assert!(check(&none).unwrap_err().starts_with("selection.redis_password_file: found nothing to read"));
+    let tls = |url: &str, file: Option<&str>| {
+        check(&SelectionConfig { redis_authority: file.map(Into::into), ..config(RedisUrl(url.to_owned()), 1) })
+    };
+    let file = "selection.redis_authority: found a file, expected none for redis://";
+    assert_eq!(tls("redis://b:1", Some("ca.pem")), Err(file.to_owned()));
+    let none =
+        "selection.redis_authority: found none, expected a file (PEM) with who vouches for the server of rediss://";
+    assert_eq!(tls("rediss://b:1", None), Err(none.to_owned()));
+    assert!(tls("rediss://b:1", Some("/none")).unwrap_err().starts_with("selection.redis_authority: "));
     let never = config(RedisUrl("redis://b:1".to_owned()), 0);
     assert_eq!(check(&never), Err("selection.redis_timeout_ms: found 0, expected 1 to 4294967295".to_owned()));
 }
