@@ -10,13 +10,13 @@ use crate::{
 
 /// A client of one server.
 pub(crate) enum Client {
-    Http(http::Http),
+    Http(Box<http::Http>),
     Grpc(grpc::Grpc),
 }
 
 /// The requests of one stream, ready to be sent.
 pub(crate) enum Requests {
-    Http(http::Requests),
+    Http(Box<http::Requests>),
     Grpc(grpc::Requests),
 }
 
@@ -24,7 +24,7 @@ impl Client {
     /// Connects when the first request is sent.
     pub(crate) fn new(target: &Target) -> Self {
         match target.wire {
-            Wire::Http(encoding) => Self::Http(http::Http::new(Server::new(target), encoding)),
+            Wire::Http(encoding) => Self::Http(Box::new(http::Http::new(Server::new(target), encoding))),
             Wire::Grpc => Self::Grpc(grpc::Grpc::new(Server::new(target))),
         }
     }
@@ -40,7 +40,7 @@ impl Client {
 
     pub(crate) fn prepare(&self, model: &str, inputs: &[Input]) -> Requests {
         match self {
-            Self::Http(http) => Requests::Http(http.prepare(model, inputs)),
+            Self::Http(http) => Requests::Http(Box::new(http.prepare(model, inputs))),
             Self::Grpc(grpc) => Requests::Grpc(grpc.prepare(model, inputs)),
         }
     }

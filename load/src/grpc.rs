@@ -1,6 +1,10 @@
-//! The protocol over gRPC: all requests share one HTTP/2 connection, tensors are raw bytes.
+//! The protocol over gRPC: requests share HTTP/2 connections, tensors are raw bytes.
 
-use std::collections::BTreeMap;
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    rc::Rc,
+};
 
 use bytes::Bytes;
 use gateway::api::{
@@ -31,11 +35,34 @@ use crate::{
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
+/// Requests under way on one connection before another one is opened: servers bound their streams, many at 100, and
+/// what is beyond the bound would wait here.
+const STREAMS: usize = 100;
+/// Connections at most; then they share what comes.
+const CONNECTIONS_MAX: usize = 128;
+
 /// A client of one server.
 #[derive(Clone)]
 pub(crate) struct Grpc {
-    client: client::Grpc<Client<HttpsConnector<HttpConnector>, Body>>,
+    server: Rc<Server>,
+    connections: Rc<RefCell<Vec<Connection>>>,
     authorization: Option<MetadataValue<Ascii>>,
+}
+
+#[derive(Clone)]
+struct Connection {
+    client: client::Grpc<Client<HttpsConnector<HttpConnector>, Body>>,
+    /// Requests under way.
+    streams: Rc<Cell<usize>>,
+}
+
+/// A request under way.
+struct Stream(Rc<Cell<usize>>);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.update(|streams| streams - 1);
+    }
 }
 
 /// The requests of one stream, ready to be sent.
@@ -46,15 +73,38 @@ pub(crate) struct Requests {
 
 impl Grpc {
     pub(crate) fn new(server: Server) -> Self {
+        let authorization =
+            server.authorization.as_ref().and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
+        Self { server: Rc::new(server), connections: Rc::default(), authorization }
+    }
+
+    /// A connection for one more request: the first one that has room.
+    fn connection(&self) -> (Connection, Stream) {
+        let mut connections = self.connections.borrow_mut();
+        let place = connections.iter().position(|connection| connection.streams.get() < STREAMS);
+        let place = place.unwrap_or_else(|| {
+            if connections.len() < CONNECTIONS_MAX {
+                connections.push(self.connect());
+                return connections.len() - 1;
+            }
+            let least = (0..connections.len()).min_by_key(|&place| connections[place].streams.get());
+            least.expect("there are connections")
+        });
+        let connection = connections[place].clone();
+        connection.streams.update(|streams| streams + 1);
+        let stream = Stream(Rc::clone(&connection.streams));
+        (connection, stream)
+    }
+
+    fn connect(&self) -> Connection {
         let client = Client::builder(TokioExecutor::new())
             .http2_only(true)
             .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
             .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .build(server.connector);
-        let origin: Uri = server.origin.parse().expect("a checked authority makes a valid URI");
+            .build(self.server.connector.clone());
+        let origin: Uri = self.server.origin.parse().expect("a checked authority makes a valid URI");
         let client = client::Grpc::with_origin(client, origin).max_decoding_message_size(ANSWER_BYTES_MAX);
-        let authorization = server.authorization.and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
-        Self { client, authorization }
+        Connection { client, streams: Rc::default() }
     }
 
     /// Asks for the model's metadata.
@@ -79,7 +129,7 @@ impl Grpc {
         A: prost::Message + Default + Send + Sync + 'static,
     {
         let path = PathAndQuery::try_from(format!("/inference.GRPCInferenceService/{method}"));
-        let mut client = self.client.clone();
+        let (Connection { mut client, .. }, _stream) = self.connection();
         client.ready().await.map_err(|error| Status::from_error(error.into()))?;
         let codec = ProstCodec::default();
         let path = path.expect("the name of a method makes a valid path");
@@ -136,10 +186,33 @@ fn text(status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use repository::DataType;
 
     use super::*;
-    use crate::request::Expected;
+    use crate::{
+        request::Expected,
+        target::{Target, Wire},
+    };
+
+    #[test]
+    fn another_connection_is_opened_where_one_has_as_many_streams_as_servers_allow() {
+        let target = Target::http(([127, 0, 0, 1], 1).into(), Duration::ZERO, 1);
+        let grpc = Grpc::new(Server::new(&Target { wire: Wire::Grpc, ..target }));
+        let streams = |grpc: &Grpc| -> Vec<usize> {
+            grpc.connections.borrow().iter().map(|connection| connection.streams.get()).collect()
+        };
+        let mut open: Vec<Stream> = (0..2 * STREAMS + 1).map(|_| grpc.connection().1).collect();
+        assert_eq!(streams(&grpc), [STREAMS, STREAMS, 1]);
+        open.drain(..2);
+        open.push(grpc.connection().1);
+        assert_eq!(streams(&grpc), [STREAMS - 1, STREAMS, 1]);
+        open.extend((0..CONNECTIONS_MAX * STREAMS).map(|_| grpc.connection().1));
+        let streams = streams(&grpc);
+        assert_eq!((streams.len(), streams.iter().sum::<usize>()), (CONNECTIONS_MAX, open.len()));
+        assert!(streams.iter().all(|&streams| streams <= STREAMS + 2));
+    }
 
     #[test]
     fn a_message_holds_every_tensor_as_raw_bytes() {

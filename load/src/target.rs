@@ -43,7 +43,7 @@ pub enum Encoding {
 pub enum Wire {
     /// HTTP/1.1, on as many connections as are needed.
     Http(Encoding),
-    /// gRPC, on one HTTP/2 connection.
+    /// gRPC, on HTTP/2.
     Grpc,
 }
 
