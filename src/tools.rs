@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Top(top::Args),
     /// Measure how long a model's batches take, and store it beside the model
     Profile(profile::Args),
-    /// Find which sub-cluster should host which model of a workload, and what moves there would win
+    /// Find which sub-cluster should host which model, of a workload or a running cluster
     Place(place::Args),
     /// Simulate a cluster in virtual time
     Sim(sim::Args),

@@ -3,7 +3,7 @@
 //! search is given a time.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ use std::{
 use clap::{ArgGroup, Args as ClapArgs};
 use cli::{CommandError, positive, table, within};
 use indicatif::{ProgressBar, ProgressStyle};
-use placement::{Model, Pin, Placement, Plan, Problem, RATE_MAX_RPS, Score, Search};
+use placement::{Model, Pin, Placement, Plan, Problem, RATE_MAX_RPS, SUB_CLUSTERS_MAX, Score, Search};
 use scheduler::status::ModelRow;
 use serde::Deserialize;
 use serde_json::json;
@@ -93,41 +93,59 @@ const NAMES: [(&str, &str); 5] = [
 /// # Errors
 /// On bad input (exit code 2), and if no placement was found (1).
 pub(super) fn run(args: &Args) -> Result<(), CommandError> {
-    let problem = problem(args)?;
+    let asked = asked(args)?;
+    let problem = &asked.problem;
     // What is read from a file has its keys.
     let names = if args.config.is_some() { &[][..] } else { &NAMES };
     let named = |error: placement::PlacementError| {
         names.iter().fold(error.to_string(), |text, (field, flag)| text.replace(field, flag))
     };
-    let mut search = Search::new(&problem, args.seed).map_err(|error| CommandError::Failed(named(error)))?;
+    let mut search = Search::new(problem, args.seed).map_err(|error| CommandError::Failed(named(error)))?;
     look(args, &mut search)?;
     let found = search.best().map_err(|error| CommandError::Found(named(error)))?;
     let is_now = args.from.is_some() || problem.models.iter().any(|model| model.former.is_some());
     let plan = is_now.then(|| search.plan(&found.sub_clusters));
     if args.json {
-        println!("{}", as_json(args, &problem, &found, plan.as_ref(), search.steps()));
+        println!("{}", as_json(args, &asked, &found, plan.as_ref(), search.steps()));
     } else {
         let in_turn: Vec<usize> = (0..problem.models.len()).map(|model| model % problem.sub_clusters).collect();
         let before = plan.as_ref().map_or_else(|| ("in turn", search.score(&in_turn)), |plan| ("now", plan.before));
-        print!("{}", as_text(&problem, &found, plan.as_ref(), before));
+        print!("{}", as_text(&asked, &found, plan.as_ref(), before));
     }
     Ok(())
 }
 
+/// What is to be placed, and where.
+struct Asked {
+    problem: Problem,
+    /// What a cluster calls the problem's sub-clusters, where some have no backend. By default they count from 0.
+    names: Vec<u16>,
+}
+
+impl Asked {
+    fn name(&self, sub_cluster: usize) -> usize {
+        self.names.get(sub_cluster).map_or(sub_cluster, |&name| name.into())
+    }
+}
+
 /// What a workload or a cluster asks for, and flags besides.
-fn problem(args: &Args) -> Result<Problem, CommandError> {
-    let mut problem = match &args.workload {
-        Some(file) => of_workload(args, &bench::goodput::read_workload(file)?)?,
+fn asked(args: &Args) -> Result<Asked, CommandError> {
+    let mut asked = match &args.workload {
+        Some(file) => {
+            let problem = of_workload(args, &bench::goodput::read_workload(file)?)?;
+            Asked { problem, names: Vec::new() }
+        }
         None => of_cluster(args)?,
     };
+    let problem = &mut asked.problem;
     if let Some(rate) = args.rate_max {
         problem.rate_max_rps = Some(positive("--rate-max", rate, RATE_MAX_RPS)?);
     }
     problem.memory_weight = args.memory_weight.unwrap_or(problem.memory_weight);
     problem.disruption_max = args.max_moves.map(f64::from).or(problem.disruption_max);
-    let pins = args.pin.iter().map(|text| pin(text));
+    let pins = args.pin.iter().map(|text| pin(text, &asked.names));
     problem.pins.extend(pins.collect::<Result<Vec<_>, _>>()?);
-    Ok(problem)
+    Ok(asked)
 }
 
 fn of_workload(args: &Args, workload: &Workload) -> Result<Problem, CommandError> {
@@ -147,34 +165,43 @@ fn of_workload(args: &Args, workload: &Workload) -> Result<Problem, CommandError
     Ok(Problem { memory_max_bytes: workload.gpu_bytes, ..Problem::new(sub_clusters, models) })
 }
 
-fn of_cluster(args: &Args) -> Result<Problem, CommandError> {
+fn of_cluster(args: &Args) -> Result<Asked, CommandError> {
     let failed = |error: anyhow::Error| CommandError::Failed(format!("{error:#}"));
     let (schedulers, config) = status::schedulers(&args.scheduler, args.config.as_deref()).map_err(failed)?;
     let cluster = status::ask_all(&schedulers, page::decoded).map_err(failed)?;
     let config = config.and_then(|config| config.placement).map(|placement| placement.checked()).transpose();
     let config = config.map_err(|error| CommandError::Failed(error.to_string()))?;
-    let seated = cluster.backends.iter().filter_map(|backend| backend.sub_cluster).max();
-    let seated = seated.map(|most| usize::from(most) + 1);
-    let partitions = args.partitions.or(seated).or(config.as_ref().map(|config| config.sub_clusters.into()));
-    let expected = "how many sub-clusters there are to be, as no backend is in one";
-    let sub_clusters = partitions.ok_or_else(|| CommandError::flag("--partitions", expected, "none"))?;
-    let models = served(&cluster.models, seated.is_some(), sub_clusters);
-    Ok(match config {
-        None => Problem::new(sub_clusters, models).with_idle_models(),
-        Some(config) => {
-            let pin = |(model, &at): (&String, &u16)| Pin { model: model.clone(), sub_cluster: at.into() };
-            let pins = config.pins.iter().map(pin).collect();
-            config.problem(sub_clusters, models, pins)
+    let seated: BTreeSet<u16> = cluster.backends.iter().filter_map(|backend| backend.sub_cluster).collect();
+    let are_seated = !seated.is_empty();
+    let names: Vec<u16> = match (args.partitions, &config) {
+        (Some(count), _) => {
+            within("--partitions", count as f64, 1.0, SUB_CLUSTERS_MAX as f64)?;
+            (0..count as u16).collect()
         }
-    })
+        (None, _) if are_seated => seated.into_iter().collect(),
+        (None, Some(config)) => (0..config.sub_clusters).collect(),
+        (None, None) => {
+            let expected = "how many sub-clusters there are to be, as no backend is in one";
+            return Err(CommandError::flag("--partitions", expected, "none"));
+        }
+    };
+    let models = served(&cluster.models, are_seated, &names);
+    let problem = match config {
+        None => Problem::new(names.len(), models).with_idle_models(),
+        Some(config) => {
+            config.pins_in_vain(&models).iter().for_each(|error| eprintln!("{error}; the other models are placed"));
+            config.problem(&names, models).map_err(|error| CommandError::Failed(error.to_string()))?
+        }
+    };
+    Ok(Asked { problem, names })
 }
 
 /// Models that are hosted, in all their versions, with what is asked of them and where they are. Where backends are in
 /// sub-clusters, what only others host is not there to be placed.
-fn served(rows: &[ModelRow], are_seated: bool, sub_clusters: usize) -> Vec<Model> {
+fn served(rows: &[ModelRow], are_seated: bool, names: &[u16]) -> Vec<Model> {
     let mut models: BTreeMap<&str, Model> = BTreeMap::new();
     for row in rows.iter().filter(|row| if are_seated { row.backends_placed > 0 } else { row.backends > 0 }) {
-        let former = row.sub_cluster.map(usize::from).filter(|&at| at < sub_clusters);
+        let former = row.sub_cluster.and_then(|at| names.iter().position(|&name| name == at));
         let (name, rate_rps, static_bytes) = (row.name.clone(), row.rate_rps, row.weights_bytes);
         let found = Model { name, rate_rps, static_bytes, dynamic_bytes: 0, move_cost: 1.0, former };
         match models.entry(&row.name) {
@@ -190,10 +217,16 @@ fn served(rows: &[ModelRow], are_seated: bool, sub_clusters: usize) -> Vec<Model
     models.into_values().collect()
 }
 
-fn pin(text: &str) -> Result<Pin, CommandError> {
-    let parts = text.rsplit_once('=').and_then(|(model, at)| Some((model.to_owned(), at.parse().ok()?)));
+/// A model's pin. Without `names` sub-clusters count from 0.
+fn pin(text: &str, names: &[u16]) -> Result<Pin, CommandError> {
+    let parts = text.rsplit_once('=').and_then(|(model, at)| Some((model.to_owned(), at.parse::<usize>().ok()?)));
     let wrong = || CommandError::flag("--pin", "MODEL=SUB-CLUSTER, such as resnet50=3", text);
-    parts.map(|(model, sub_cluster)| Pin { model, sub_cluster }).ok_or_else(wrong)
+    let (model, at) = parts.ok_or_else(wrong)?;
+    let found = || names.iter().position(|&name| usize::from(name) == at);
+    let sub_cluster = if names.is_empty() { Some(at) } else { found() };
+    let expected = "a sub-cluster that has a backend";
+    let sub_cluster = sub_cluster.ok_or_else(|| CommandError::flag("--pin", expected, text))?;
+    Ok(Pin { model, sub_cluster })
 }
 
 /// The sub-cluster of each model of a file that `--json` has printed.
@@ -239,16 +272,18 @@ fn look(args: &Args, search: &mut Search) -> Result<(), CommandError> {
     Ok(())
 }
 
-fn as_json(args: &Args, problem: &Problem, found: &Placement, plan: Option<&Plan>, steps: u64) -> String {
+fn as_json(args: &Args, asked: &Asked, found: &Placement, plan: Option<&Plan>, steps: u64) -> String {
+    let problem = &asked.problem;
     let model = |(model, at): (&Model, &usize)| {
         json!({
             "name": model.name, "rate_rps": model.rate_rps, "static_bytes": model.static_bytes,
-            "dynamic_bytes": model.dynamic_bytes, "former": model.former, "sub_cluster": at,
+            "dynamic_bytes": model.dynamic_bytes, "former": model.former.map(|at| asked.name(at)),
+            "sub_cluster": asked.name(*at),
         })
     };
     let moves = plan.iter().flat_map(|plan| &plan.moves).map(|step| {
         json!({
-            "model": problem.models[step.model].name, "from": step.from, "to": step.to,
+            "model": problem.models[step.model].name, "from": asked.name(step.from), "to": asked.name(step.to),
             "objective": step.after.objective,
         })
     });
@@ -265,13 +300,15 @@ fn as_json(args: &Args, problem: &Problem, found: &Placement, plan: Option<&Plan
 }
 
 /// Moves, sub-clusters, and what all wins.
-fn as_text(problem: &Problem, found: &Placement, plan: Option<&Plan>, (name, before): (&str, Score)) -> String {
+fn as_text(asked: &Asked, found: &Placement, plan: Option<&Plan>, (name, before): (&str, Score)) -> String {
+    let problem = &asked.problem;
     let mut text = String::new();
     let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
     if let Some(plan) = plan {
         let row = |step: &placement::Move| {
             let model = &problem.models[step.model];
-            let cells = [step.from.to_string(), step.to.to_string(), format!("{:.3}", model.rate_rps)];
+            let cells =
+                [asked.name(step.from).to_string(), asked.name(step.to).to_string(), format!("{:.3}", model.rate_rps)];
             let after = [megabytes(model.static_bytes), format!("{:.6}", step.after.objective)];
             [vec![model.name.clone()], cells.into(), after.into()].concat()
         };
@@ -283,7 +320,13 @@ fn as_text(problem: &Problem, found: &Placement, plan: Option<&Plan>, (name, bef
         let rate: f64 = here().map(|(model, _)| model.rate_rps).sum();
         let bytes = here().map(|(model, _)| model.static_bytes).sum();
         let dynamic = here().map(|(model, _)| model.dynamic_bytes).max().unwrap_or(0);
-        [at.to_string(), here().count().to_string(), format!("{rate:.3}"), megabytes(bytes), megabytes(dynamic)]
+        [
+            asked.name(at).to_string(),
+            here().count().to_string(),
+            format!("{rate:.3}"),
+            megabytes(bytes),
+            megabytes(dynamic),
+        ]
     };
     let header = ["sub-cluster", "models", "requests/s", "weights (MB)", "largest batch (MB)"];
     let _ = writeln!(text, "{}", table(header, (0..problem.sub_clusters).map(row)));
@@ -381,18 +424,19 @@ mod tests {
         };
         let expected = [("a", 150.0, 6, Some(0)), ("b", 1.0, 3, Some(1)), ("c", 2.0, 6, None), ("d", 1.0, 3, None)];
         let mut expected = expected.map(|(name, rate, bytes, former)| (name.to_owned(), rate, bytes, former)).to_vec();
-        assert_eq!(told(served(&rows, true, 2)), expected);
+        assert_eq!(told(served(&rows, true, &[0, 1])), expected);
         expected.push(("fixed".to_owned(), 9.0, 3, None));
-        assert_eq!(told(served(&rows, false, 2)), expected);
+        assert_eq!(told(served(&rows, false, &[0, 1])), expected);
     }
 
     #[test]
     fn what_is_printed_as_json_is_what_is_there_now() {
         let (_file, args) = args("--partitions 4 --pin m-3=2");
-        let problem = problem(&args).unwrap();
-        let found = Search::new(&problem, args.seed).unwrap().best().unwrap();
+        let asked = asked(&args).unwrap();
+        let problem = &asked.problem;
+        let found = Search::new(problem, args.seed).unwrap().best().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(file.path(), as_json(&args, &problem, &found, None, 0)).unwrap();
+        fs::write(file.path(), as_json(&args, &asked, &found, None, 0)).unwrap();
         let read = former(file.path()).unwrap();
         let all = problem.models.iter().zip(&found.sub_clusters);
         assert!(all.clone().all(|(model, at)| read.get(&model.name) == Some(at)) && read.len() == all.len());

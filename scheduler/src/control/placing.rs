@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proto::{BackendId, ModelId, Timestamp, scheduler_to_backend::SchedulerToBackend, weights::PAGE_BYTES};
 
-use super::{Control, ControlOutput};
-use crate::placer::{Order, Seat, Seen, View};
+use super::{Control, ControlOutput, changes::Changes, members::Members};
+use crate::{
+    advice::Advisor,
+    placer::{Order, Seat, Seen, Whereabouts},
+};
 
 impl Control {
     /// Goes on with placing models, if that is this scheduler's to do.
@@ -13,11 +16,7 @@ impl Control {
         let is_on = self.claim().is_primary() && !self.takeover.is_under_way() && !self.takeover.is_handed_over;
         let Some(placer) = &mut self.placer else { return };
         placer.handle_standing(now, is_on);
-        placer.handle_timeout(now);
-        if placer.is_due(now) {
-            let view = self.placement_view();
-            self.placer.as_mut().expect("looked at above").handle_view(now, &view);
-        }
+        placer.handle_timeout(now, &Seeing { members: &self.members, changes: &self.changes, advisor: &self.advisor });
         while let Some(order) = self.placer.as_mut().and_then(|placer| placer.poll_order()) {
             self.carry_out(now, order);
         }
@@ -51,34 +50,50 @@ impl Control {
             }
         }
     }
+}
 
-    fn placement_view(&self) -> View {
+/// What the placer sees of control.
+struct Seeing<'a> {
+    members: &'a Members,
+    changes: &'a Changes,
+    advisor: &'a Advisor,
+}
+
+impl Whereabouts for Seeing<'_> {
+    fn backends(&self) -> BTreeMap<BackendId, Seat> {
         let seats = self.members.staying().filter_map(|(id, gpus)| {
             let entry = self.members.backends.get(&id).filter(|entry| entry.is_auto)?;
             Some((id, Seat { sub_cluster: entry.sub_cluster, gpus: gpus as u32 }))
         });
-        let backends: BTreeMap<BackendId, Seat> = seats.collect();
-        let mut models: BTreeMap<String, Seen> = BTreeMap::new();
-        for &backend in backends.keys() {
-            let planned = self.members.planned_names_at(backend);
-            for name in self.members.names_at(backend) {
-                let seen = models.entry(name.to_owned()).or_default();
-                seen.hosts.insert(backend);
-                seen.planned.extend(planned.contains(name).then_some(backend));
+        seats.collect()
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.members.names().collect()
+    }
+
+    fn seen(&self, name: &str) -> Option<Seen> {
+        if self.changes.is_unloaded(name) {
+            return None;
+        }
+        let mut seen = Seen { rate_rps: self.rate_rps(name), ..Seen::default() };
+        for host in self.members.hosts_of(name) {
+            if host.is_auto {
+                seen.hosts.insert(host.backend);
+                seen.planned.extend(host.is_planned_whole.then_some(host.backend));
+            } else {
+                seen.is_elsewhere |= host.is_planned;
             }
         }
-        // Those that were hosted, and are not since their backends have gone.
-        for entry in self.members.models.iter().filter(|entry| entry.hosts == 0) {
-            models.entry(entry.name.clone()).or_default();
-        }
-        models.retain(|name, _| !self.changes.is_unloaded(name));
-        for (name, seen) in &mut models {
-            seen.rate_rps = self.members.rate_of(name, &self.advisor);
-            seen.bytes = u64::from(self.members.pages_of(name)) * PAGE_BYTES;
-            seen.is_elsewhere = self.members.is_planned_at_another(name, &backends);
-        }
         // What only backends of fixed placements host is theirs.
-        models.retain(|_, seen| !(seen.hosts.is_empty() && seen.is_elsewhere));
-        View { backends, models }
+        if seen.hosts.is_empty() && (seen.is_elsewhere || !self.members.is_used_nowhere(name)) {
+            return None;
+        }
+        seen.bytes = u64::from(self.members.pages_of(name)) * PAGE_BYTES;
+        Some(seen)
+    }
+
+    fn rate_rps(&self, name: &str) -> f64 {
+        self.members.rate_of(name, self.advisor)
     }
 }

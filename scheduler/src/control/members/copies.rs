@@ -1,11 +1,23 @@
 //! Copies of models that others host, and who could have one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proto::{BackendId, GpuId, ModelId, backend_to_scheduler::ModelOffer, hello::Member};
 
 use super::{Backend, Gpu, Joined, Members, Offer};
 use crate::advice::Advisor;
+
+/// A backend that hosts a model.
+#[derive(Debug)]
+pub(in super::super) struct Host {
+    pub(in super::super) backend: BackendId,
+    /// What it hosts is ours to choose.
+    pub(in super::super) is_auto: bool,
+    /// Planners have one of the versions there that it hosts.
+    pub(in super::super) is_planned: bool,
+    /// They have all of these.
+    pub(in super::super) is_planned_whole: bool,
+}
 
 impl Members {
     /// A backend hosts a copy that it has loaded of a model. Versions that `retires` names do not count.
@@ -131,21 +143,30 @@ impl Members {
         gone.retain(|(_, model)| kept.contains(model));
     }
 
-    /// The names of the models of which planners have all versions at a backend that it hosts; ascending.
-    pub(in super::super) fn planned_names_at(&self, backend: BackendId) -> BTreeSet<&str> {
-        let mut names = self.names_at(backend);
-        let hosted = self.backends.get(&backend).into_iter().flat_map(|entry| entry.offers.keys());
-        for &model in hosted.filter(|&&model| !self.is_planned_at(backend, model)) {
-            names.remove(self.models[model.0 as usize].name.as_str());
-        }
-        names
+    /// The names of all models; ascending.
+    pub(in super::super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.versions.keys().map(String::as_str)
     }
 
-    /// Whether planners have a model at a backend that stays and is none of these.
-    pub(in super::super) fn is_planned_at_another<T>(&self, name: &str, these: &BTreeMap<BackendId, T>) -> bool {
-        let versions = self.versions.get(name).into_iter().flatten();
-        let mut others = self.backends.keys().filter(|id| !these.contains_key(id) && self.stays(**id));
-        others.any(|&id| versions.clone().any(|&model| self.is_planned_at(id, model)))
+    /// Backends that stay and host a model.
+    pub(in super::super) fn hosts_of(&self, name: &str) -> impl Iterator<Item = Host> {
+        let versions = self.versions.get(name).map_or(&[][..], Vec::as_slice);
+        self.backends.iter().filter_map(move |(&backend, entry)| {
+            let mut hosted = versions.iter().filter(|model| entry.offers.contains_key(model)).peekable();
+            hosted.peek()?;
+            if !self.stays(backend) || !entry.gpus.iter().any(|gpu| self.gpus[gpu].is_usable) {
+                return None;
+            }
+            let planned: Vec<bool> = hosted.map(|&model| self.is_planned_at(backend, model)).collect();
+            let (is_planned, is_planned_whole) = (planned.contains(&true), !planned.contains(&false));
+            Some(Host { backend, is_auto: entry.is_auto, is_planned, is_planned_whole })
+        })
+    }
+
+    /// Whether a version of a model is on no GPU in use.
+    pub(in super::super) fn is_used_nowhere(&self, name: &str) -> bool {
+        let mut versions = self.versions.get(name).into_iter().flatten();
+        versions.any(|model| self.models[model.0 as usize].hosts == 0)
     }
 
     /// Pages that a model takes in the memory of a GPU where that is short, in all its versions that are hosted.
