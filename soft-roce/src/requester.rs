@@ -341,9 +341,10 @@ impl Requester {
         }
     }
 
-    /// Makes one packet go out again, unless it is still to be sent anyway.
+    /// Makes one packet go out again, unless it is still to be sent anyway. Where all is, as we went back and nothing
+    /// could be sent since, what came before `next` may be done.
     fn repeat(&mut self, psn: Psn) -> bool {
-        if !psn.is_before(self.next) {
+        if psn.is_before(self.acknowledged) || !psn.is_before(self.next) {
             return false;
         }
         self.repeat = Some(psn);

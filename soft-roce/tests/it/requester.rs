@@ -206,6 +206,33 @@ fn silence_is_answered_by_repetition_ever_more_slowly() {
     assert_eq!(peer.endpoint.poll_timeout(), None);
 }
 
+/// Whoever went back, and could not send since as its socket or its peer's ring was full, has nothing to probe.
+#[test]
+fn what_is_to_be_sent_again_is_not_probed() {
+    let operations: [fn(Segment) -> Operation; 3] = [
+        |local| Operation::Read { local, remote: REMOTE },
+        |local| Operation::FetchAdd { local: Segment { bytes: 8, ..local }, remote: REMOTE, add: 1 },
+        |local| Operation::Send { local },
+    ];
+    for (operation, probes) in operations.into_iter().flat_map(|operation| [1, 2].map(|probes| (operation, probes))) {
+        let (mut peer, _, handle) = connected(config());
+        peer.post_send(0, Operation::Send { local: segment(handle, 10) });
+        peer.transmitted();
+        peer.now = peer.now + Duration::from_micros(20);
+        ack(&mut peer, 0);
+        peer.post_send(1, operation(segment(handle, 100)));
+        assert_eq!(offsets(&peer.transmitted()), [1]);
+        peer.now = peer.now + TIMEOUT;
+        peer.endpoint.handle_timeout(peer.now);
+        for _ in 0..probes {
+            peer.now = peer.endpoint.poll_timeout().expect("a probe is due");
+            peer.endpoint.handle_timeout(peer.now);
+        }
+        assert_eq!(offsets(&peer.transmitted()), [1]);
+        assert_eq!(peer.endpoint.counters().probes, 0);
+    }
+}
+
 #[test]
 fn progress_restores_patience() {
     let (mut peer, _, handle) = connected(QueuePairConfig { retry_count: 1, ..config() });
