@@ -155,12 +155,11 @@ impl Place {
             ("rediss", Some(file)) => {
                 let client = transport::client_tls("selection.redis_authority", file);
                 let client = client.map_err(|error| error.to_string())?;
-                let name = match (address.ip(), address.name()) {
-                    (Some(at), _) => ServerName::from(at.ip()),
-                    (None, Some((host, _))) => ServerName::try_from(host.to_owned()).map_err(|_| wrong())?,
-                    (None, None) => return Err(wrong()),
+                let name = match address.name() {
+                    Some((host, _)) => ServerName::try_from(host.to_owned()).ok(),
+                    None => address.ip().map(|at| ServerName::from(at.ip())),
                 };
-                Some((TlsConnector::from(Arc::new(client)), name))
+                Some((TlsConnector::from(Arc::new(client)), name.ok_or_else(wrong)?))
             }
             _ => return Err(wrong()),
         };

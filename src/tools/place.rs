@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// A scheduler's configuration file (TOML), which has its `admin.http`, and its `[placement]` instead of flags.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Sub-clusters. Every GPU of one hosts all of its models. By default as many as a cluster's backends are in.
+    /// Sub-clusters. Every GPU of one hosts all of its models. By default those that a cluster's backends are in.
     #[arg(long, required_unless_present_any = ["scheduler", "config"])]
     partitions: Option<usize>,
     /// Print what would be moved and what that wins; nothing is changed anywhere.
