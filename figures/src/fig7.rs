@@ -42,12 +42,11 @@ pub(crate) const FIG7: Figure = Figure {
          DenseNet121, 0.81 on mixes), and `symphony` more than that `eager` with DenseNet121 alone (1.03 times). \
          With one GPU per model, or bursts of a shape of 0.1, deferral loses a tenth under either rule: two batches \
          that become due together collide, and a burst leaves nothing to wait for.",
-        "`downbeat` serves what `eager` does in the median, and 1.02 times what `symphony` does; in a tenth of the \
-         settings it serves less than 0.91 times what the best of all does. Most is missing where each model has one \
-         GPU and an objective of two or three batches (DenseNet121, 25 and 30 ms): it starts a batch that has its \
-         target and a tenth more, and one that waits for its frontrun moment (`downbeat:gpu_price=inf`) grows by a \
-         quarter: with 24 of them, 30 ms and a shape of 1 that is 7,190 requests/s instead of 6,400 (`symphony`: \
-         7,150).",
+        "`downbeat` serves what `eager` and `deferred` do in the median, 1.06 and 1.07 times that in a tenth of the \
+         settings, and 1.03 times what `symphony` does. In a tenth it serves less than 0.96 times what the best of \
+         them does, in a hundredth less than 0.9. Two thirds of that hundredth are DenseNet121 with 25 ms, which \
+         leaves time for two batches, in bursts: while GPUs are not scarce it runs small batches, and a burst finds \
+         more GPUs busy than under deferral. There a probe of a second condemns a model for two or three requests.",
         "Probes are short, so a single workload's ratio means little; the distribution does. A search takes it that a \
          lower rate is no harder, so one unlucky probe of bursts ends it far too low. Of four others the best is also \
          the luckiest, by about 2 %.",

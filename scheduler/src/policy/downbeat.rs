@@ -3,11 +3,14 @@
 //! 1. *Batches are as large as the price of GPU time makes them* (`scheduler/src/pricing.rs`): small while GPUs are
 //!    plenty, so that nobody waits, and as large as can be gathered where they are scarce. A batch starts early, on an
 //!    open GPU, when it has so many tasks, or its head has waited for twice as long as they should have taken to come.
-//!    On any other GPU, and at the latest, it starts when one more task would not fit any more, as Symphony's do.
+//!    Where GPUs are scarce it waits even then, if one more task would save much of their time, as long as it is likely
+//!    enough to come before waiting has cost more. On any other GPU, and at the latest, it starts when one more task
+//!    would not fit any more, as Symphony's do.
 //! 2. *Heads are given up early* if they would keep the batch below its target, the largest b that can be gathered and
 //!    run in time (Symphony, section 3.3): `(b - 1) gap + l(b)` and the time in which GPUs that run such batches free,
-//!    all within the SLO. A backlog is shed at once, and what follows is on time and in large batches again. They are
-//!    not if their clients ask for another SLO than most and lose more already.
+//!    all within the SLO. A backlog is shed at once, and what follows is on time and in large batches again. While GPUs
+//!    are not scarce they are for no more than half a batch, and not at all if their clients ask for another SLO than
+//!    most and lose more already.
 //! 3. *Where GPUs are scarce short batches among long ones queue earlier*, and those of models that have no GPU of
 //!    their own to keep busy: a GPU frees when a batch of others ends.
 //! 4. *Models that lose more tasks go first.* By the nearest `latest` alone, a model whose tasks have long hardly loses
@@ -43,6 +46,12 @@ const INTERVAL_PART_MAX: f64 = 0.1;
 const PAUSE: f64 = 8.0;
 /// Arrivals are bursts if the next one is so many gaps away on average, whenever one looks: at random it is one.
 const BURSTY: f64 = 1.5;
+/// Where GPUs are scarce the time of one that is kept idle is worth this part of one's that runs: whoever waits next
+/// may not have needed it.
+const IDLE_PART: f64 = 0.3;
+/// While GPUs are not scarce, and next to nothing is lost, heads are given up only for this part of the batch that is
+/// worth gathering.
+const SHED_PART: f64 = 0.5;
 
 /// What was learned of one model.
 #[derive(Debug)]
@@ -77,10 +86,28 @@ impl Arrivals {
         self.last_at = now;
     }
 
+    /// How far away the next one is on average, in gaps, whenever one looks.
+    fn gaps_away(&self) -> f64 {
+        self.square / (2.0 * self.gap_ns * self.gap_ns)
+    }
+
     /// For how long nothing comes when a burst is over; endless if there are no bursts.
     fn pause_ns(&self) -> f64 {
-        let gaps_away = self.square / (2.0 * self.gap_ns * self.gap_ns);
+        let gaps_away = self.gaps_away();
         if gaps_away < BURSTY { f64::INFINITY } else { PAUSE * self.gap_ns / gaps_away }
+    }
+
+    /// For how long nothing comes until the next one is to be expected at fewer than `least` in a gap.
+    ///
+    /// Gamma's shape k says how bursty arrivals are, `gaps_away = (1 + 1/k) / 2`. After a silence of s gaps, which is
+    /// the less promising the longer it is, `k + (1 - k) / (2 sqrt(s))` are to be expected in a gap: exactly as many at
+    /// random (k of 1) and after long silences, and within a third of Gamma's hazard after a tenth of a gap to one.
+    fn silence_ns(&self, least: f64) -> f64 {
+        let shape = 1.0 / (2.0 * self.gaps_away() - 1.0).max(1.0);
+        if least <= shape {
+            return f64::INFINITY;
+        }
+        self.gap_ns * ((1.0 - shape) / (2.0 * (least - shape))).powi(2)
     }
 
     /// Between two of them; `None` if there was but one.
@@ -126,12 +153,23 @@ impl Downbeat {
         Self { tuning, arrivals: Arrivals::default(), hosts: 0, losses: Losses::default() }
     }
 
+    /// The largest batch that can be run, unless it saves next to nothing.
+    fn largest(&self, view: &View<'_>) -> usize {
+        let (fixed, per_task) = line(view.profile);
+        let worthwhile = fixed.as_nanos() as f64 / (self.tuning.saving * per_task.as_nanos() as f64);
+        (view.profile.max_batch() as f64).min(worthwhile.ceil()).max(1.0) as usize
+    }
+
+    /// Whether one task more than these would save a part of the batch's GPU time that is worth waiting for.
+    fn is_more_worthwhile(&self, view: &View<'_>, fixed: Span, tasks: usize) -> bool {
+        let saved_ns = fixed.as_nanos() as f64 / tasks as f64;
+        tasks < self.largest(view) && saved_ns >= self.tuning.saving * view.profile.latency(tasks).as_nanos() as f64
+    }
+
     /// The largest batch that can be gathered and run within an SLO, unless it saves next to nothing.
     fn target(&self, view: &View<'_>, slo: Span) -> usize {
         let Some(gap_ns) = self.arrivals.gap_ns(view.now) else { return 1 };
-        let (fixed, per_task) = line(view.profile);
-        let worthwhile = fixed.as_nanos() as f64 / (self.tuning.saving * per_task.as_nanos() as f64);
-        let largest = (view.profile.max_batch() as f64).min(worthwhile.ceil()).max(1.0) as usize;
+        let largest = self.largest(view);
         let [some, many] = LOST_PARTS;
         let lost = self.losses.late_part();
         let spare = 1.0 - ((lost - some) / (many - some)).clamp(0.0, 1.0);
@@ -200,7 +238,13 @@ impl BatchPolicy for Downbeat {
         if self.losses.is_worse_off(&self.tuning, head) {
             return first;
         }
-        whole_batch(view, self.target(view, slo(head)))
+        let Some(traffic) = self.traffic_within(view, slo(head)) else { return first };
+        let (price, target) = (f64::from(view.price.price), f64::from(traffic.target));
+        if price.is_infinite() || self.losses.late_part() > LOST_PARTS[0] {
+            return whole_batch(view, traffic.target as usize);
+        }
+        let size = Load::of(&traffic, view.now, 1.0).size(price).min(target);
+        whole_batch(view, (SHED_PART * size).round().max(1.0) as usize)
     }
 
     fn opens_at(&self, view: &View<'_>, batch: Gathered) -> Timestamp {
@@ -219,13 +263,20 @@ impl BatchPolicy for Downbeat {
         if self.tuning.gpu_price.is_infinite() {
             return self.opens_at(view, batch);
         }
-        if view.queue.len() as f64 >= size - 0.5 {
-            return Timestamp::PAST;
+        let (waiting, gap_ns) = (view.queue.len(), traffic.gap.as_nanos() as f64);
+        let mut silence_ns = self.arrivals.pause_ns();
+        if waiting as f64 >= size - 0.5 {
+            let is_scarce = view.price.price.is_infinite();
+            if !is_scarce || !self.is_more_worthwhile(view, traffic.fixed, waiting) {
+                return Timestamp::PAST;
+            }
+            // One more task saves its part of what does not grow with b.
+            let saved_ns = traffic.fixed.as_nanos() as f64 / waiting as f64;
+            silence_ns = silence_ns.min(self.arrivals.silence_ns(IDLE_PART * gap_ns / saved_ns));
         }
         let after = |ns: f64| Span(ns.min(TOLD_NS_MAX) as i64);
-        let (patience, pause) =
-            (after(2.0 * (size - 0.5) * traffic.gap.as_nanos() as f64), after(self.arrivals.pause_ns()));
-        self.opens_at(view, batch).min(head.queued_at + patience).min(self.arrivals.last_at + pause)
+        let patience = after(2.0 * (size - 0.5) * gap_ns);
+        self.opens_at(view, batch).min(head.queued_at + patience).min(self.arrivals.last_at + after(silence_ns))
     }
 
     fn traffic(&self, view: &View<'_>) -> Option<Traffic> {
@@ -343,6 +394,7 @@ mod tests {
             (alpha, beta, gap) in (20i64..4_000, 0i64..9_000, 50i64..5_000),
             hosts in 1u32..20,
             lost in proptest::sample::select(vec![0.0, 0.05, 0.3]),
+            price in 0.0f64..20.0,
         ) {
             let table = (1..=20).map(|size| Span((alpha * size + beta) * US)).collect();
             let profile = LatencyProfile::from_table(table).unwrap();
@@ -351,45 +403,65 @@ mod tests {
             let mut ages = ages;
             ages.sort_unstable_by(|one, other| other.cmp(one));
             let queue: VecDeque<_> = ages.iter().map(|age| task(now.0 - age * US, slo)).collect();
-            let view = view(now, &queue, (&profile, &lead_times), 0.0);
+            let of = |price| view(now, &queue, (&profile, &lead_times), price);
             let policy = policy(now, gap * US, hosts, lost);
             let target = target(&profile, (gap * US, hosts, policy.losses.late_part()), slo);
-            prop_assert!(policy.target(&view, Span(slo)).abs_diff(target) <= 1, "{target}");
-            let target = policy.target(&view, Span(slo));
-            let mut batches = (0..queue.len()).map(|skip| Gathered { skip, size: view.longest_batch(skip) });
-            let expected = batches.find(|batch| {
-                batch.size > 0 && batch.size >= target.min(queue.len() - batch.skip)
-            });
-            let expected = expected.unwrap_or(Gathered { skip: queue.len(), size: 0 });
-            prop_assert_eq!(policy.gather(&view), expected);
+            prop_assert!(policy.target(&of(0.0), Span(slo)).abs_diff(target) <= 1, "{target}");
+            let target = policy.target(&of(0.0), Span(slo)) as f64;
+            // Half of sqrt(x beta / (alpha + gap / 2)) while the price x is finite and little is lost.
+            let worthwhile = (price * beta as f64 / (alpha as f64 + gap as f64 / 2.0)).sqrt().max(1.0);
+            let least = if lost > 0.02 { target } else { 0.5 * target.min(worthwhile) };
+            for (price, target) in [(f32::INFINITY, target), (price as f32, least)] {
+                let view = of(price);
+                let mut batches = (0..queue.len()).map(|skip| Gathered { skip, size: view.longest_batch(skip) });
+                let whole = |batch: &Gathered, target: f64| {
+                    batch.size > 0 && batch.size >= (target.round() as usize).min(queue.len() - batch.skip)
+                };
+                let none = Gathered { skip: queue.len(), size: 0 };
+                // Gaps and prices are rounded on their way.
+                let [most, least] = [1.001, 0.999].map(|by| {
+                    batches.clone().find(|batch| whole(batch, target * by)).unwrap_or(none)
+                });
+                let gathered = policy.gather(&view);
+                prop_assert!(gathered == most || gathered == least, "{price}: {gathered:?}, {most:?} {least:?}");
+                prop_assert!(price.is_infinite() || most.size > 0 || batches.all(|batch| batch.size == 0));
+            }
         }
     }
 
     #[test]
     fn a_batch_is_held_back_for_what_its_price_makes_worthwhile() {
-        // l(b) = b + 5 ms; a task each millisecond, 8 GPUs.
+        // l(b) = b + 5 ms; 8 GPUs.
         let profile = LatencyProfile::linear(1.0, 5.0, 32).unwrap();
         let lead_times: Vec<_> = (1..=32).map(|size| profile.latency(size)).collect();
         let ms = |ms: i64| 1_000 * US * ms;
-        let (now, slo) = (Timestamp(ms(1_000)), ms(40));
-        let policy = policy(now, ms(1), 8, 0.0);
-        let ready_in = |waiting: i64, price: f32| {
-            let queue: VecDeque<_> = (0..waiting).rev().map(|age| task(now.0 - ms(age), slo)).collect();
+        let now = Timestamp(ms(1_000));
+        let ready_of = |(gap, slo): (i64, i64), waiting: &[i64], price: f32| {
+            let policy = policy(now, ms(gap), 8, 0.0);
+            let queue: VecDeque<_> = waiting.iter().map(|&age| task(now.0 - ms(age), ms(slo))).collect();
             let view = view(now, &queue, (&profile, &lead_times), price);
-            let batch = Gathered { skip: 0, size: waiting as usize };
+            let batch = Gathered { skip: 0, size: waiting.len() };
             let ready_at = policy.ready_at(&view, batch, policy.traffic(&view).as_ref());
-            assert!(ready_at <= policy.opens_at(&view, batch), "{waiting} {price}");
+            assert!(ready_at <= policy.opens_at(&view, batch), "{waiting:?} {price}");
             ready_at.max(now) - now
         };
+        let ready_in = |waiting: i64, price| ready_of((1, 40), &(0..waiting).rev().collect::<Vec<_>>(), price);
         // GPU time is worth nothing: nobody waits.
         assert_eq!(ready_in(1, 0.0), Span::ZERO);
         // sqrt(2.7 * 5 / 1.5) is 3: two and a half are enough, or twice their gaps.
         assert_eq!([1, 2, 3].map(|waiting| ready_in(waiting, 2.7)), [Span(ms(5)), Span(ms(4)), Span::ZERO]);
-        // Where it is dearest the head waits until one more task would not fit, in 33 ms, or the target and a tenth are
-        // there, or twice their gaps have passed.
+        // Where it is dearest the head waits until one more task would not fit, in 33 ms, or twice the gaps of a target
+        // and a tenth have passed.
         let waits = ready_in(1, f32::INFINITY);
         assert!(waits > Span(ms(30)) && waits <= Span(ms(33)), "{waits:?}");
-        assert_eq!(ready_in(20, f32::INFINITY), Span::ZERO);
+        // The target is 15, so that 16 are enough: another one would save 5 / 16 ms, less than 3 % of l(16).
+        assert!(ready_in(15, f32::INFINITY) > Span::ZERO);
+        assert_eq!(ready_in(16, f32::INFINITY), Span::ZERO);
+        // With 25 ms it is 9. Beside 10 that came at once another one saves 3 % of l(10), beside 11 it does not.
+        let waits = |of, waiting: usize| ready_of(of, &vec![0; waiting], f32::INFINITY) > Span::ZERO;
+        assert_eq!([10, 11].map(|waiting| waits((1, 25), waiting)), [true, false]);
+        // With a task every 2 ms and 30 ms it is 7. Beside 8 another one saves more than 0.3 of 2 ms, beside 9 less.
+        assert_eq!([8, 9].map(|waiting| waits((2, 30), waiting)), [true, false]);
     }
 
     #[test]
@@ -431,12 +503,37 @@ mod tests {
         }
         assert!((arrivals.gap_ns(Timestamp(9_990)).unwrap() - 10.0).abs() < 1e-6);
         assert_eq!(arrivals.gap_ns(Timestamp(9_990 + 300)), Some(100.0));
-        // Equal gaps are no bursts; ten at once and then a pause of a hundred are.
+        // Equal gaps are no bursts, and as promising after any silence; ten at once and then a pause of a hundred are.
         assert_eq!(arrivals.pause_ns(), f64::INFINITY);
+        assert_eq!([0.99, 1.01].map(|least| arrivals.silence_ns(least)), [f64::INFINITY, 0.0]);
         for arrival in 0..4000 {
             arrivals.handle(&Tuning::default(), Timestamp(20_000 + 100 * (arrival / 10)));
         }
         assert!((10.0..30.0).contains(&arrivals.pause_ns()), "{arrivals:?}");
+    }
+
+    /// Gamma's hazard by its definition, the density over what is still to come, by the midpoint rule.
+    fn hazard(shape: f64, silence: f64) -> f64 {
+        let density = |gaps: f64| gaps.powf(shape - 1.0) * (-shape * gaps).exp();
+        let step = 1e-3;
+        let rest: f64 = (0..40_000).map(|at| density(silence + (f64::from(at) + 0.5) * step) * step).sum();
+        density(silence) / rest
+    }
+
+    #[test]
+    fn the_longer_the_silence_the_less_is_to_be_expected() {
+        for shape in [0.2, 0.3, 0.5, 0.7, 1.0] {
+            let arrivals =
+                Arrivals { count: 9, last_at: Timestamp(0), gap_ns: 1e6, square: 1e12 * (1.0 + 1.0 / shape) };
+            for silence in [0.1, 0.3, 1.0] {
+                let expected = shape + (1.0 - shape) / (2.0 * f64::sqrt(silence));
+                assert!((expected / hazard(shape, silence) - 1.0).abs() < 0.34, "{shape} {silence}: {expected}");
+                if shape < 1.0 {
+                    let gaps = arrivals.silence_ns(expected) / 1e6;
+                    assert!((gaps / silence - 1.0).abs() < 1e-6, "{shape} {silence}: {gaps}");
+                }
+            }
+        }
     }
 
     #[test]
