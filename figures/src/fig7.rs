@@ -43,8 +43,8 @@ pub(crate) const FIG7: Figure = Figure {
          With one GPU per model, or bursts of a shape of 0.1, deferral loses a tenth under either rule: two batches \
          that become due together collide, and a burst leaves nothing to wait for.",
         "`downbeat` serves what `eager` and `deferred` do in the median, 1.06 and 1.07 times that in a tenth of the \
-         settings, and 1.03 times what `symphony` does. In a tenth it serves less than 0.96 times what the best of \
-         them does, in a hundredth less than 0.9. Two thirds of that hundredth are DenseNet121 with 25 ms, which \
+         settings, and 1.03 times what `symphony` does. In a tenth it serves less than 0.95 times what the best of \
+         them does, in a hundredth less than 0.9. Three quarters of that hundredth are DenseNet121 with 25 ms, which \
          leaves time for two batches, in bursts: while GPUs are not scarce it runs small batches, and a burst finds \
          more GPUs busy than under deferral. There a probe of a second condemns a model for two or three requests.",
         "Probes are short, so a single workload's ratio means little; the distribution does. A search takes it that a \
