@@ -14,9 +14,10 @@ Made by `downbeat figures`; the page itself, too (`--page`). Every figure names 
 the same seed: the simulator runs the scheduler's own state machines in virtual time, so the numbers do not depend on
 the machine, except where a figure says so. Beside each SVG lies its data as CSV.
 
-All but Symphony's Figure 13 show `downbeat` as it is. That was drawn before it sized batches by the price of GPU time
-([policy.md](policy.md)): it deferred every batch then, as it does now with `gpu_price = inf`. Where another policy is
-ahead, the figure's findings say so.
+All but five show `downbeat` as it is. Symphony's Figure 13 was drawn before it sized batches by the price of GPU time
+([policy.md](policy.md)): it deferred every batch then, as it does now with `gpu_price = inf`. Clockwork's Figures 7, 8
+and 9 and its table of objectives were drawn before it waited for likely arrivals, which hardly moves the other figures
+of that paper. Where another policy is ahead, the figure's findings say so.
 
 What the paper's evaluation calls Symphony is the policy `deferred:target` here; `symphony` has the rules of its
 authors' code, whose target follows the measured rate; `deferred` is the paper's Algorithm 1 with the longest prefix

@@ -235,7 +235,8 @@ impl BatchPolicy for Downbeat {
     fn gather(&self, view: &View<'_>) -> Gathered {
         let first = longest_prefix(view);
         let Some(head) = view.queue.get(first.skip).filter(|_| first.size > 0) else { return first };
-        if self.losses.is_worse_off(&self.tuning, head) {
+        // A batch of all that wait is whole, and so are most.
+        if first.skip + first.size == view.queue.len() || self.losses.is_worse_off(&self.tuning, head) {
             return first;
         }
         let Some(traffic) = self.traffic_within(view, slo(head)) else { return first };
