@@ -167,8 +167,8 @@ def terminated_frontend(scene):
     )
     answered = under_way.expect_answers(scene)
     # It has asked nothing yet, so the end of the grace is soon enough.
-    idle.pump(2)
-    scene.expect(idle.frames[http2.GOAWAY] > 0, "an HTTP/2 connection was not sent GOAWAY")
+    was_told = idle.pump_until(lambda: idle.frames[http2.GOAWAY] > 0, 5)
+    scene.expect(was_told, "an HTTP/2 connection was not sent GOAWAY")
     expect_ending(scene, member)
     return answered
 
